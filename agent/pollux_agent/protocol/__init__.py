@@ -1,0 +1,30 @@
+"""Documents that cross between the agent and the scheduler, each with its schema version; no torch here."""
+
+from pollux_agent.protocol.allocation import Allocation, Placement
+from pollux_agent.protocol.codec import DOCUMENT_CONFIG, decode, encode, from_plain, to_plain
+from pollux_agent.protocol.event import DriverEvent, Event
+from pollux_agent.protocol.layout import JobFolder
+from pollux_agent.protocol.outcome import Outcome
+from pollux_agent.protocol.report import MAX_REPORT_CHARS, REPORT_TAG, Report
+from pollux_agent.protocol.spec import DEFAULT_MAX_BATCH_FACTOR, JobKind, JobSpec, ScalingRule
+
+__all__ = [
+    "DEFAULT_MAX_BATCH_FACTOR",
+    "DOCUMENT_CONFIG",
+    "MAX_REPORT_CHARS",
+    "REPORT_TAG",
+    "Allocation",
+    "DriverEvent",
+    "Event",
+    "JobFolder",
+    "JobKind",
+    "JobSpec",
+    "Outcome",
+    "Placement",
+    "Report",
+    "ScalingRule",
+    "decode",
+    "encode",
+    "from_plain",
+    "to_plain",
+]

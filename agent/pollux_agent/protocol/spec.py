@@ -1,0 +1,102 @@
+"""The job spec: what a user asks for when a training is submitted."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from pollux_agent.protocol.codec import DOCUMENT_CONFIG
+
+JobKind = Literal["adaptive", "strong_scaling", "rigid", "hybrid_parallel"]
+ScalingRule = Literal["adascale", "sqrt", "linear", "none"]
+
+DEFAULT_MAX_BATCH_FACTOR = 32
+"""Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED_ENV = ("POLLUX_", "MLFLOW_", "TORCHELASTIC_")
+
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class JobSpec:
+    """One training job as its user describes it.
+
+    ``initial_batch_size`` is the paper's M0, the total batch size that the script's learning rate was
+    chosen for; ``max_batch_size`` bounds the total batch size (default 32 x M0);
+    ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
+    statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
+    number to the script. ``model`` names what is trained, so that a later run of the same model can start
+    from this one's fit.
+
+    Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
+    what is not supported yet.
+    """
+
+    schema: Literal[1] = 1
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    script: Annotated[str, Field(min_length=1)]
+    arguments: tuple[str, ...] = ()
+    kind: JobKind = "adaptive"
+    initial_batch_size: PositiveInt
+    max_batch_size: PositiveInt | None = None
+    max_local_batch_size: PositiveInt
+    min_local_batch_size: PositiveInt = 1
+    min_gpus: PositiveInt = 1
+    max_gpus: PositiveInt
+    scaling_rule: ScalingRule = "adascale"
+    epochs: PositiveInt | None = None
+    model: str = ""
+    preemptible: bool = True
+    gpu_types: tuple[str, ...] = ()
+    gpus_per_replica: PositiveInt = 1
+    reserved_from_unix_s: float | None = None
+    reserved_until_unix_s: float | None = None
+    env: Mapping[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> "JobSpec":
+        if self.max_gpus < self.min_gpus:
+            raise ValueError(
+                f"max_gpus is {self.max_gpus}, below min_gpus {self.min_gpus}; "
+                "raise max_gpus or lower min_gpus"
+            )
+        if self.max_batch_size is not None and self.max_batch_size < self.initial_batch_size:
+            raise ValueError(
+                f"max_batch_size is {self.max_batch_size}, below initial_batch_size "
+                f"{self.initial_batch_size}; raise it, or leave it out for 32 x initial_batch_size"
+            )
+        if self.max_local_batch_size < self.min_local_batch_size:
+            raise ValueError(
+                f"max_local_batch_size is {self.max_local_batch_size}, below min_local_batch_size "
+                f"{self.min_local_batch_size}; raise it to what fits in one GPU's memory"
+            )
+        if self.kind == "rigid" and self.min_gpus != self.max_gpus:
+            raise ValueError(
+                f"a rigid job has one GPU count, but min_gpus is {self.min_gpus} and max_gpus "
+                f"{self.max_gpus}; set both to the count, or kind to strong_scaling"
+            )
+        if self.kind == "hybrid_parallel" or self.gpus_per_replica != 1:
+            raise ValueError(
+                "hybrid-parallel jobs (kind hybrid_parallel, gpus_per_replica above 1) are not "
+                "supported yet; use kind adaptive, strong_scaling or rigid with gpus_per_replica 1"
+            )
+        if self.reserved_from_unix_s is not None or self.reserved_until_unix_s is not None:
+            raise ValueError(
+                "reservations (reserved_from_unix_s, reserved_until_unix_s) are not supported yet; "
+                "leave both out"
+            )
+        for name in self.env:
+            if not _ENV_NAME.fullmatch(name) or name.startswith(_RESERVED_ENV):
+                raise ValueError(
+                    f"env has {name!r}, which is no variable name or one that Pollux sets itself; rename it"
+                )
+        return self
+
+    @property
+    def batch_size_limit(self) -> int:
+        """The largest total batch size M this job may use."""
+        return self.max_batch_size or DEFAULT_MAX_BATCH_FACTOR * self.initial_batch_size

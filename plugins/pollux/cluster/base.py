@@ -1,0 +1,111 @@
+"""What the cycle and the operator need of a cluster, whichever kind it is."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pollux.snapshot import Node
+from pollux_agent.protocol import DOCUMENT_CONFIG, Allocation, JobSpec, Outcome, Placement
+
+Phase = Literal["waiting", "starting", "running", "stopping", "done", "failed", "ended"]
+"""waiting: holds nothing; ended: stopped by a person; done, failed and ended are final."""
+
+StopReason = Literal["failed", "success", "clear", "orphan"]
+Count = Annotated[int, Field(ge=0, strict=True)]
+
+FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class JobIdentity:
+    """Which task instance a job belongs to, whatever the try. ``map_index`` is -1 for an unmapped task."""
+
+    deployment: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class JobStatus:
+    """What became of a job so far, as its driver knows it.
+
+    ``held`` are the GPUs its workers occupy at this moment, also while they stop. ``outcome`` is how the
+    job ended, and ``final`` that a retry cannot help. ``try_number`` counts submissions. ``restarts`` counts
+    starts after the first; ``started`` counts starts. ``restart_s`` holds each restart's seconds from the
+    signal to the first new step.
+    """
+
+    phase: Phase = "waiting"
+    incarnation: Count = 0
+    held: Placement = Field(default_factory=dict)
+    acted_decision: Count = 0
+    since_unix_s: float = 0.0
+    message: str = ""
+    outcome: Outcome | None = None
+    final: bool = False
+    restarts: Count = 0
+    max_gpus_seen: Count = 0
+    attained_gpu_s: float = 0.0
+    stop: StopReason | None = None
+    try_number: Count = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class ClusterJob:
+    """A job as the cluster stores it: the documents that Kubernetes keeps as a pod's annotations."""
+
+    job_id: str
+    identity: JobIdentity
+    spec: JobSpec
+    submitted_unix_s: float
+    mlflow_run_id: str | None = None
+    allocation: Allocation = Field(default_factory=lambda: Allocation(decision=0))
+    status: JobStatus = Field(default_factory=JobStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class ClusterView:
+    """Nodes and jobs at one moment. ``jobs`` holds every job that is not final, in order of submission."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[ClusterJob, ...]
+
+
+class Cluster(Protocol):
+    """What one scheduling cycle needs of a cluster.
+
+    Every method raises ClusterUnavailable when the cluster does not answer.
+    """
+
+    def lease(self, holder: str, ttl: timedelta) -> AbstractContextManager[None]:
+        """Hold the cluster's one scheduling lease for a cycle; raises Conflict while another has it."""
+        ...
+
+    def next_decision(self) -> int:
+        """A decision number above every number given out before and above any found on a job."""
+        ...
+
+    def observe(self) -> ClusterView:
+        """Nodes, and all jobs that are not final."""
+        ...
+
+    def patch_allocation(self, job_id: str, *, expected: int, allocation: Allocation) -> None:
+        """Set the job's allocation if the one stored has decision number ``expected``.
+
+        Raises Conflict if it has another number, UnknownJob, or Refused (a final job, unknown GPUs).
+        """
+        ...
+
+    def set_run(self, job_id: str, run_id: str) -> None:
+        """Record the job's MLflow run; raises Conflict if another run is recorded already."""
+        ...
+
+    def held(self) -> Mapping[str, Placement]:
+        """GPUs that each job's workers occupy now, jobs without any left out."""
+        ...

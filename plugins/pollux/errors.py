@@ -1,0 +1,60 @@
+"""Errors of the scheduler side, one tree.
+
+::
+
+    PolluxError
+    ├── ConfigError          a setting or a cluster file is wrong: names field, value and fix; final
+    ├── SnapshotError        a saved snapshot or decision cannot be read; final
+    ├── ClusterError
+    │   ├── ClusterUnavailable   the cluster does not answer; try again later
+    │   ├── Conflict             a newer decision, or another holder of the lease, was there first
+    │   ├── UnknownJob           the cluster has no such job; final
+    │   └── Refused              the cluster refuses the request and says why; final
+    ├── StoreError
+    │   └── StoreUnavailable     MLflow does not answer; try again later
+    └── StackError           a service of the local stack did not start or ended; says which log to read
+"""
+
+
+class PolluxError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(PolluxError, ValueError):
+    """A setting or a cluster file is wrong."""
+
+
+class SnapshotError(PolluxError, ValueError):
+    """A saved snapshot or decision cannot be read."""
+
+
+class ClusterError(PolluxError):
+    """Something went wrong between us and the cluster."""
+
+
+class ClusterUnavailable(ClusterError):
+    """The cluster does not answer; the same call may work later."""
+
+
+class Conflict(ClusterError):
+    """A newer decision, or another holder of the lease, was there first."""
+
+
+class UnknownJob(ClusterError):
+    """The cluster has no such job."""
+
+
+class Refused(ClusterError):
+    """The cluster refuses the request and says why."""
+
+
+class StoreError(PolluxError):
+    """Something went wrong between us and the model store."""
+
+
+class StoreUnavailable(StoreError):
+    """MLflow does not answer; the same call may work later."""
+
+
+class StackError(PolluxError):
+    """A service of the local stack did not start, or ended."""

@@ -1,0 +1,123 @@
+"""What a policy sees and what it answers: plain frozen data, saved as JSON, so that a cycle can be replayed."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pollux_agent.model.throughput import ThroughputParams
+from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, Placement
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+Positive = Annotated[int, Field(ge=1, strict=True)]
+Seconds = Annotated[float, Field(ge=0)]
+
+DEFAULT_RESTART_S = 30.0
+"""Restart delay delta of a job of which nothing was measured yet; Pollux section 4.2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Node:
+    """A node and the GPUs on it that are ours to give: free, or held by a job of this snapshot."""
+
+    name: str
+    gpus: Count
+    gpu_type: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Job:
+    """One active job (running or waiting) at the time of the snapshot.
+
+    ``placement`` is what the job holds or was given last; empty while it waits. ``fits`` and
+    ``noise_scale`` come from the job's report and were checked: finite and sane, or absent; then
+    ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count it has run on. ``restarts`` counts
+    changes of its allocation so far and ``restart_s`` is its own measured delay, None while unknown.
+    """
+
+    job_id: str
+    name: str = ""
+    kind: JobKind = "adaptive"
+    min_gpus: Positive = 1
+    max_gpus: Positive = 1
+    preemptible: bool = True
+    gpu_types: tuple[str, ...] = ()
+    initial_batch_size: Positive
+    max_batch_size: Positive
+    max_local_batch_size: Positive
+    min_local_batch_size: Positive = 1
+    placement: Placement = Field(default_factory=dict)
+    age_s: Seconds = 0.0
+    attained_gpu_s: Seconds = 0.0
+    restarts: Count = 0
+    restart_s: Seconds | None = None
+    max_gpus_seen: Count = 0
+    fits: Mapping[str, ThroughputParams] = Field(default_factory=dict)
+    noise_scale: Seconds | None = None
+    progress: Seconds = 0.0
+    target_progress: Seconds | None = None
+    decision: Count = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the job holds now."""
+        return sum(self.placement.values())
+
+    @property
+    def gpu_limit(self) -> int:
+        """Most GPUs it may get now: twice the largest count seen, within its own bounds (Pollux 4.1)."""
+        return min(self.max_gpus, max(1, self.min_gpus, 2 * self.max_gpus_seen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class PolicySettings:
+    """What an operator of the cluster may turn: the policy's name and its knobs."""
+
+    name: str = "pollux"
+    fairness_p: float = -1.0
+    population: Positive = 100
+    generations: Positive = 100
+    seed: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Snapshot:
+    """The whole input of one decision. ``state`` is what the policy's last decision asked to remember."""
+
+    schema: Literal[1] = 1
+    decision: Count
+    now_unix_s: float
+    interval_s: Seconds
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    state: Mapping[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class JobDecision:
+    """What one job gets and why, in words that its owner understands.
+
+    ``goodput`` and ``goodput_now`` are predicted useful samples per second with the new and the present
+    allocation, None where no fit exists; ``speedup`` is against the fair share.
+    """
+
+    placement: Placement = Field(default_factory=dict)
+    reason: str
+    goodput: float | None = None
+    goodput_now: float | None = None
+    speedup: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Decision:
+    """The answer of a policy: an allocation for every job of the snapshot, and what to remember."""
+
+    schema: Literal[1] = 1
+    decision: Count
+    policy: str
+    objective: float
+    jobs: Mapping[str, JobDecision]
+    state: Mapping[str, Any] = Field(default_factory=dict)
