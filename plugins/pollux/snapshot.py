@@ -1,4 +1,4 @@
-"""What a policy sees and what it answers: plain frozen data, saved as JSON, so that a cycle can be replayed."""
+"""What a policy sees and what it answers: plain frozen data, saved as JSON, so any cycle can be replayed."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""The throughput model of Pollux section 3.2: seconds per step from placement, local batch and accumulation."""
+"""The throughput model of Pollux section 3.2: seconds per step from placement, local batch, accumulation."""
 
 from dataclasses import dataclass
 

@@ -5,8 +5,7 @@ refuses a document whose schema is newer than its own, and any field that it doe
 """
 
 import json
-from collections.abc import Hashable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -18,9 +17,12 @@ DOCUMENT_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
 
 
-@cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """Building an adapter takes milliseconds, so each is kept."""
+    return _ADAPTERS.get(kind) or _ADAPTERS.setdefault(kind, TypeAdapter(kind))
 
 
 def encode(document: object) -> str:

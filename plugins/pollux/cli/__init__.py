@@ -1,0 +1,10 @@
+"""The ``pollux`` command: one module a subcommand, which imports what it needs only when it runs."""
+
+import typer
+
+app = typer.Typer(
+    name="pollux",
+    help="Goodput-optimal scheduling of PyTorch training for Airflow.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)

@@ -1,0 +1,76 @@
+"""The scheduler's settings, read from the environment in one place and by a call, never at import."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pollux.errors import ConfigError
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import DOCUMENT_CONFIG, from_plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Settings:
+    """Each field is read from ``POLLUX_<FIELD>``, but ``mlflow_tracking_uri`` from ``MLFLOW_TRACKING_URI``.
+
+    ``state`` is the local stack's folder; ``deployment`` tells several Airflows on one cluster apart;
+    ``scripts`` is where relative script paths are looked up; ``mlflow_url`` is the address that people
+    open (default: the tracking URI); ``free_wait_s`` is how long an act waits for the GPUs of shrinking
+    jobs; ``shadow`` decides and records but never acts.
+    """
+
+    state: Path
+    deployment: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "airflow"
+    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    policy: str = "pollux"
+    fairness_p: float = -1.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    free_wait_s: Annotated[float, Field(ge=0)] = 20.0
+    shadow: bool = False
+    scripts: Path | None = None
+    experiment: str = "pollux"
+    decisions_experiment: str = "pollux-decisions"
+    mlflow_tracking_uri: str = ""
+    mlflow_url: str = ""
+
+    @property
+    def interval(self) -> timedelta:
+        return timedelta(seconds=self.interval_s)
+
+    @property
+    def socket(self) -> Path:
+        """The local cluster's Unix socket."""
+        return self.state / "local.sock"
+
+    @property
+    def jobs(self) -> Path:
+        return self.state / "jobs"
+
+    @property
+    def decisions(self) -> Path:
+        """Where each cycle saves its snapshot, decision and plan."""
+        return self.state / "decisions"
+
+
+def settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Raises ConfigError naming the variable, its value and what is expected.
+    """
+    environ = os.environ if environ is None else environ
+    plain: dict[str, object] = {}
+    for field in Settings.__dataclass_fields__:
+        name = "MLFLOW_TRACKING_URI" if field == "mlflow_tracking_uri" else "POLLUX_" + field.upper()
+        if environ.get(name):
+            plain[field] = environ[name]
+    if "state" not in plain:
+        raise ConfigError("POLLUX_STATE: not set; name the state folder of the stack")
+    try:
+        return from_plain(Settings, plain)
+    except DocumentError as error:
+        raise ConfigError(f"environment: {error} (each field is read from POLLUX_<FIELD>)") from None
