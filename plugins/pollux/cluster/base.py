@@ -109,3 +109,41 @@ class Cluster(Protocol):
     def held(self) -> Mapping[str, Placement]:
         """GPUs that each job's workers occupy now, jobs without any left out."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class LogChunk:
+    """What a job's workers printed since a cursor, line by line, and the cursor to ask with next time."""
+
+    lines: tuple[str, ...]
+    cursor: str
+
+
+class JobControl(Protocol):
+    """What the operator needs of a cluster. Every method raises ClusterUnavailable if none answers."""
+
+    def submit(
+        self, job_id: str, *, identity: JobIdentity, spec: JobSpec, run_id: str | None, fresh: bool = False
+    ) -> ClusterJob:
+        """Submit a job, or find it again.
+
+        An active job of that id is returned as it is (re-attach); a failed or ended one waits for GPUs
+        again and resumes from its checkpoint, or from nothing with ``fresh``; a done one is returned as it
+        is unless ``fresh``. Raises Refused with the cause, such as a script that does not exist.
+        """
+        ...
+
+    def job(self, job_id: str) -> ClusterJob:
+        """The job as it is now; raises UnknownJob."""
+        ...
+
+    def stop(self, job_id: str, reason: StopReason) -> ClusterJob:
+        """Ask for the job's end; kept with the job, so it is carried out even if the caller goes away.
+
+        failed and orphan stop at once, success and clear after a checkpoint. Raises UnknownJob.
+        """
+        ...
+
+    def logs(self, job_id: str, cursor: str = "") -> LogChunk:
+        """What the workers printed since ``cursor`` (all of it for the empty one); raises UnknownJob."""
+        ...
