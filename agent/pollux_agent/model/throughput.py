@@ -1,6 +1,16 @@
 """The throughput model of Pollux section 3.2: seconds per step from placement, local batch, accumulation."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from math import isfinite
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+MIN_GAMMA, MAX_GAMMA = 1.0, 10.0
+MAX_SANE_S = 1e6
+"""No step, nor any share of one, takes longer than this; a parameter above it is garbage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +28,48 @@ class ThroughputParams:
     alpha_sync_node: float
     beta_sync_node: float
     gamma: float
+
+
+def is_sane(params: ThroughputParams) -> bool:
+    """Whether the parameters can be a fit at all: finite, not negative, not absurd, some time to compute."""
+    *seconds, gamma = astuple(params)
+    return (
+        all(isfinite(value) and 0 <= value <= MAX_SANE_S for value in seconds)
+        and isfinite(gamma)
+        and MIN_GAMMA <= gamma <= MAX_GAMMA
+        and params.alpha_grad + params.beta_grad > 0
+    )
+
+
+def grad_time(params: ThroughputParams, local_batch_size: ArrayLike) -> FloatArray:
+    """Seconds of one forward and backward pass over m samples; T_grad, Pollux Eq. 8."""
+    return params.alpha_grad + params.beta_grad * np.asarray(local_batch_size, dtype=np.float64)
+
+
+def sync_time(params: ThroughputParams, num_nodes: ArrayLike, num_replicas: ArrayLike) -> FloatArray:
+    """Seconds to average the gradients of K replicas on N nodes; T_sync, Pollux Eq. 9. 0 for K = 1."""
+    nodes, replicas = np.broadcast_arrays(num_nodes, num_replicas)
+    beyond_two = np.maximum(replicas - 2.0, 0.0)
+    local = params.alpha_sync_local + params.beta_sync_local * beyond_two
+    across = params.alpha_sync_node + params.beta_sync_node * beyond_two
+    seconds = np.where(nodes > 1, across, local)
+    return np.where(replicas > 1, seconds, 0.0).astype(np.float64)
+
+
+def step_time(
+    params: ThroughputParams,
+    num_nodes: ArrayLike,
+    num_replicas: ArrayLike,
+    local_batch_size: ArrayLike,
+    accumulation_steps: ArrayLike = 0,
+) -> FloatArray:
+    """Seconds of one optimizer step with s accumulation steps, over broadcast arrays; Pollux Eq. 10 and 11.
+
+    T_iter = s T_grad + (T_grad^gamma + T_sync^gamma)^(1 / gamma).
+    """
+    grad = grad_time(params, local_batch_size)
+    sync = sync_time(params, num_nodes, num_replicas)
+    longer, shorter = np.maximum(grad, sync), np.minimum(grad, sync)
+    ratio = np.divide(shorter, longer, out=np.zeros(np.shape(longer)), where=longer > 0)
+    joined = longer * (1.0 + ratio**params.gamma) ** (1.0 / params.gamma)
+    return np.asarray(np.asarray(accumulation_steps) * grad + joined, dtype=np.float64)
