@@ -1,0 +1,61 @@
+"""What training code needs of a reporter, and the one that reports nowhere."""
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from pollux_agent.protocol import Report
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Reporter(Protocol):
+    """Where a job tells about itself. No method blocks (but ``close``, for its timeout) or raises."""
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a newer incarnation of the job writes now; this one has then stopped for good."""
+        ...
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Log figures at ``step``; values that are not finite are counted, not logged."""
+        ...
+
+    def report(self, report: Report) -> None:
+        """Store the job's report; it replaces an older one that was not sent yet."""
+        ...
+
+    def artifact(self, name: str, data: bytes) -> None:
+        """Store a file under ``name`` (a relative path); the latest of a name replaces an unsent one."""
+        ...
+
+    def finish(self, status: RunStatus) -> None:
+        """End the run once all that was given before is sent."""
+        ...
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Send what waits and stop, for at most ``timeout_s``; whether all of it was sent."""
+        ...
+
+
+class NullReporter:
+    """The reporter of a job without a run."""
+
+    @property
+    def fenced(self) -> bool:
+        return False
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Forget the figures."""
+
+    def report(self, report: Report) -> None:
+        """Forget the report."""
+
+    def artifact(self, name: str, data: bytes) -> None:
+        """Forget the file."""
+
+    def finish(self, status: RunStatus) -> None:
+        """Nothing to end."""
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Nothing to send."""
+        return True

@@ -1,0 +1,52 @@
+"""The MLflow client with limits of ours, and which of its errors pass by themselves."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+_PASSING_STATUS = frozenset({404, 408, 409, 429, 499})
+
+
+def connect(tracking_uri: str, *, timeout_s: int) -> "MlflowClient":
+    """A client one of whose calls ends within about ``timeout_s``; imports mlflow, which takes a second.
+
+    MLflow reads its HTTP limits from the environment alone, so they are set there, each only where the
+    user has not: without them one call may retry for minutes. Retries are the caller's.
+    """
+    for name, value in {**_LIMITS, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may work later: no connection, a busy or broken server, a locked database."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, OSError):
+        return True
+    if not isinstance(error, MlflowException):
+        return False
+    if is_missing(error):
+        return False
+    status = int(error.get_http_status_code())
+    return status >= 500 or status in _PASSING_STATUS
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether MLflow says that the run (or another thing asked for) does not exist."""
+    return error_code(error) == "RESOURCE_DOES_NOT_EXIST"
+
+
+def error_code(error: BaseException) -> str:
+    """MLflow's name of the error, empty for any other exception."""
+    code: Any = getattr(error, "error_code", "")
+    return code if isinstance(code, str) else ""
