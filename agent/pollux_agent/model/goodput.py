@@ -10,8 +10,9 @@ from pollux_agent.model.throughput import FloatArray, ThroughputParams, step_tim
 
 IntArray = NDArray[np.int64]
 
-_DENSE_STEPS = 12
-_STEP_RATIO = 1.12
+_DENSE_STEPS = 32
+_STEP_RATIO = 1.1
+_SPARE_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,22 +144,34 @@ class GoodputModel:
 
         For given s, 1 / GOODPUT is convex in 1 / m (T_iter is convex in m), so goodput has one peak in m
         and bisection finds it. A larger s than M needs only adds overhead, so s runs up to what the limit
-        needs and one more (for the rounding), every value at first and then in a geometric row.
+        needs and a few more (for the rounding): every value, or a geometric row and then the best one's
+        neighbours.
         """
         limits = self.limits
         safe = np.maximum(replicas, 1)
         first = _ceil_div(limits.initial_batch_size, safe * limits.max_local_batch_size) - 1
-        last = _ceil_div(limits.max_batch_size, safe * limits.max_local_batch_size)
+        last = _ceil_div(limits.max_batch_size, safe * limits.max_local_batch_size) - 1 + _SPARE_STEPS
         offsets = _offsets(int(np.max(last - first, initial=0)))
         steps = np.minimum(first[:, None] + offsets, last[:, None])
-        parts = safe[:, None] * (steps + 1)
+        local, steps, value = self._best_of(nodes, replicas, steps)
+        gap = int(np.max(np.diff(offsets), initial=1)) - 1
+        if gap:
+            near = np.clip(steps[:, None] + np.arange(-gap, gap + 1), first[:, None], last[:, None])
+            local, steps, value = self._best_of(nodes, replicas, near)
+        return local, steps, value
+
+    def _best_of(
+        self, nodes: IntArray, replicas: IntArray, steps: IntArray
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """(m, s, goodput) of the best split with s among ``steps`` (shape placements x candidates)."""
+        limits = self.limits
+        where = (nodes[:, None], np.maximum(replicas, 1)[:, None])
+        parts = where[1] * (steps + 1)
         low = np.maximum(_ceil_div(limits.initial_batch_size, parts), limits.min_local_batch_size)
         high = np.minimum(limits.max_batch_size // parts, limits.max_local_batch_size)
-        alone = (safe[:, None] == 1) & (steps == 0)
-        high = np.where(alone, np.minimum(high, limits.initial_batch_size), high)
+        high = np.where(parts == 1, np.minimum(high, limits.initial_batch_size), high)
         allowed = (low <= high) & (replicas[:, None] >= 1)
         low, high = np.where(allowed, low, 1), np.where(allowed, high, 1)
-        where = (nodes[:, None], safe[:, None])
         while np.any(low < high):
             middle = (low + high) // 2
             rising = self.goodput(*where, middle + 1, steps) > self.goodput(*where, middle, steps)
@@ -173,7 +186,7 @@ def _ceil_div(numerator: ArrayLike, denominator: ArrayLike) -> IntArray:
 
 
 def _offsets(last: int) -> IntArray:
-    """0, 1, 2, ... at first, then growing by 12 % each, up to ``last``."""
+    """0, 1, 2, ... at first, then growing by a tenth each, up to ``last``."""
     if last < _DENSE_STEPS:
         return np.arange(last + 1)
     count = int(np.ceil(np.log(last / _DENSE_STEPS) / np.log(_STEP_RATIO))) + 1
