@@ -8,3 +8,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+from pollux.cli import stack as stack  # noqa: E402
+from pollux.cli import verify as verify  # noqa: E402

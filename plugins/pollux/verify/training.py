@@ -1,0 +1,78 @@
+"""Rules over the workers' events: no slot twice, and training goes on from the last checkpoint."""
+
+from collections.abc import Iterator, Sequence
+
+from pollux.verify.record import JobRecord, WorkerLog
+
+_CLOSE = 1e-6
+"""Relative tolerance for progress, which is a float that went through JSON."""
+
+
+def double_bookings(jobs: Sequence[JobRecord]) -> tuple[str, ...]:
+    """Slots that two workers occupied at the same time.
+
+    A worker occupies its slots from its first event to its last one.
+    """
+    held: dict[tuple[str, int], list[tuple[float, float, str]]] = {}
+    for job in jobs:
+        for worker in job.workers:
+            who = f"{job.job.job_id} (incarnation {worker.incarnation}, rank {worker.rank})"
+            for slot in worker.slots:
+                interval = (worker.start_unix_s, worker.end_unix_s, who)
+                held.setdefault((worker.node, slot), []).append(interval)
+    breaches = []
+    for (node, slot), intervals in sorted(held.items()):
+        _, until, holder = min(intervals)
+        for start, end, who in sorted(intervals)[1:]:
+            if start < until:
+                seconds = min(end, until) - start
+                breaches.append(f"slot {slot} of {node}: {holder} and {who}, {seconds:.2f} s at once")
+            if end > until:
+                until, holder = end, who
+    return tuple(breaches)
+
+
+def lost_training(job: JobRecord) -> tuple[str, ...]:
+    """Places where step or progress went back by more than to the last checkpoint."""
+    breaches = [breach for worker in job.workers for breach in _falls(worker)]
+    done: list[WorkerLog] = []
+    for ranks in job.incarnations().values():
+        if done:
+            breaches += [breach for rank in ranks for breach in _bad_resume(rank, done)]
+        done += ranks
+    return tuple(f"{job.job.job_id}: {breach}" for breach in breaches)
+
+
+def _falls(worker: WorkerLog) -> Iterator[str]:
+    """Within one incarnation neither number ever falls, once the checkpoint is loaded."""
+    step, progress = 0, 0.0
+    for event in worker.events:
+        if event.event != "resume" and (event.step < step or event.progress < progress * (1 - _CLOSE)):
+            yield (
+                f"incarnation {worker.incarnation}, rank {worker.rank}: step {step} (progress "
+                f"{progress:.1f}) is followed by step {event.step} (progress {event.progress:.1f})"
+            )
+        step, progress = event.step, event.progress
+
+
+def _bad_resume(rank: WorkerLog, done: Sequence[WorkerLog]) -> Iterator[str]:
+    where = f"incarnation {rank.incarnation}, rank {rank.rank}"
+    checkpoints = {
+        event.step: event.progress for log in done for event in log.events if event.event == "checkpoint"
+    }
+    resume = next((event for event in rank.events if event.event == "resume"), None)
+    if resume is None:
+        worked = any(event.event in ("step", "done") for event in rank.events)
+        if worked and checkpoints:
+            yield f"{where}: trained without loading the checkpoint of step {max(checkpoints)}"
+        return
+    if resume.step not in checkpoints:
+        yield f"{where}: resumed at step {resume.step}, where no checkpoint was written"
+        return
+    if resume.step < max(checkpoints):
+        yield (
+            f"{where}: resumed at step {resume.step}, before the last checkpoint (step {max(checkpoints)})"
+        )
+    saved = checkpoints[resume.step]
+    if abs(resume.progress - saved) > _CLOSE * max(1.0, saved):
+        yield f"{where}: resumed with progress {resume.progress:.1f}, but {saved:.1f} was saved"
