@@ -1,0 +1,188 @@
+"""``pollux stack``: Airflow, MLflow and the local cluster as one stack on this machine."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pollux.cli import app
+from pollux.errors import StackError
+
+if TYPE_CHECKING:
+    from pollux.stack.record import StackRecord
+
+stack = typer.Typer(
+    help="Airflow, MLflow and the local cluster as one stack on this machine.", no_args_is_help=True
+)
+app.add_typer(stack, name="stack")
+
+StateOption = Annotated[Path, typer.Option(help="State folder of the stack.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+DEFAULT_STATE = Path("state/stack")
+
+
+@stack.command()
+def up(
+    state: StateOption = DEFAULT_STATE,
+    detach: Annotated[
+        bool, typer.Option(help="Return when the stack is ready; it runs until `down`.")
+    ] = False,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file: nodes and slots.")] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between scheduling cycles.")] = 60.0,
+    slot_cap: Annotated[float | None, typer.Option(help="Most of a core that one slot may be.")] = None,
+    dags: Annotated[Path | None, typer.Option(help="DAGs folder. [default: the project's]")] = None,
+    airflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start the stack, or say that it runs; without --detach it runs until Ctrl-C."""
+    from pollux.stack import control
+    from pollux.stack.progress import StartProgress
+    from pollux.stack.record import StackPlan, read_record
+    from pollux_agent.protocol import from_plain
+
+    plain: dict[str, Any] = {
+        "state": state.absolute(),
+        "cluster": cluster,
+        "interval_s": interval,
+        "slot_cap": slot_cap,
+        "airflow_port": airflow_port,
+        "mlflow_port": mlflow_port,
+        **({"dags": dags} if dags else {}),
+    }
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        plan = from_plain(StackPlan, plain)
+        was_running = control.is_running(read_record(plan.state))
+        with StartProgress(enabled=not as_json) as progress:
+            record = control.up(plan, tethered=not detach, follow=progress)
+    except ValueError as error:
+        _fail(error, 2)
+    except StackError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        _stop(state)
+        raise typer.Exit(1) from None
+    _show(record, as_json=as_json, was_running=was_running)
+    if not detach and not was_running:
+        _until_interrupted(record)
+
+
+@stack.command()
+def down(state: StateOption = DEFAULT_STATE) -> None:
+    """Stop the stack and all of its processes; nothing to stop is fine."""
+    if not _stop(state):
+        sys.stdout.write(f"nothing runs in {state}\n")
+
+
+@stack.command()
+def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> None:
+    """What runs, and its memory; exit code 1 unless the stack is ready."""
+    from pollux.stack import control
+    from pollux.stack.record import read_record
+
+    try:
+        record = read_record(state)
+    except StackError as error:
+        _fail(error, 1)
+    if record is None or not control.is_running(record):
+        phase = (
+            record.phase if record is not None and record.phase in ("stopped", "failed") else "not running"
+        )
+        _write(as_json, {"phase": phase, "error": record.error if record else ""}, f"{state}: {phase}")
+        raise typer.Exit(1)
+    _show(record, as_json=as_json, was_running=True)
+    raise typer.Exit(0 if record.phase == "ready" else 1)
+
+
+def _show(record: "StackRecord", *, as_json: bool, was_running: bool) -> None:
+    from pollux.stack.memory import stack_processes, total_bytes
+
+    memory_bytes = total_bytes(stack_processes(record))
+    plain = {
+        "phase": record.phase,
+        "airflow_url": record.airflow_url,
+        "mlflow_url": record.mlflow_url,
+        "login": str(record.login),
+        "state": str(record.plan.state),
+        "memory_bytes": memory_bytes,
+        "services": {
+            name: {"ready": part.ready, "restarts": part.restarts, "pid": part.process and part.process.pid}
+            for name, part in record.components.items()
+        },
+    }
+    lines = [
+        f"the stack is {record.phase}" + (" (it was running already)" if was_running else ""),
+        f"  Airflow   {record.airflow_url}",
+        f"  log-in    {_login(record, secret=sys.stdout.isatty() and not was_running)}",
+        f"  MLflow    {record.mlflow_url}",
+        f"  state     {record.plan.state}",
+        f"  memory    {memory_bytes / 1e9:.2f} GB (sum of PSS)",
+    ]
+    lines += [
+        f"  {name}: ended and was started again {part.restarts} times; see {part.log}"
+        for name, part in record.components.items()
+        if part.restarts
+    ]
+    _write(as_json, plain, "\n".join(lines))
+
+
+def _login(record: "StackRecord", *, secret: bool) -> str:
+    """Where the log-in is; with ``secret`` (a person's terminal) the password too."""
+    if not secret:
+        return f"user and password are in {record.login}"
+    user, password = next(iter(json.loads(record.login.read_text()).items()))
+    return f"user {user}, password {password} (kept in {record.login})"
+
+
+def _until_interrupted(record: "StackRecord") -> None:
+    from pollux.stack.processes import is_alive, wait_until
+    from pollux.stack.record import read_record
+
+    sys.stdout.write("  Ctrl-C stops it\n")
+    sys.stdout.flush()
+    try:
+        while is_alive(record.supervisor):
+            wait_until(lambda: not is_alive(record.supervisor), 3600)
+    except KeyboardInterrupt:
+        _stop(record.plan.state)
+        return
+    last = read_record(record.plan.state)
+    if last is not None and last.phase == "failed":
+        _fail(StackError(last.error), 1)
+
+
+def _stop(state: Path) -> bool:
+    """Stop with a message, deaf to further Ctrl-C, so that nothing stays behind."""
+    from pollux.stack import control
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        sys.stdout.write("stopping the stack ...\n")
+        sys.stdout.flush()
+        stopped = control.down(state)
+    except StackError as error:
+        _fail(error, 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if stopped:
+        sys.stdout.write("stopped\n")
+    return stopped
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _write(as_json: bool, plain: dict[str, Any], text: str) -> None:
+    sys.stdout.write((json.dumps(plain) if as_json else text) + "\n")
+
+
+def _fail(error: Exception, code: int) -> None:
+    sys.stderr.write(f"error: {error}\n")
+    raise typer.Exit(code)
+

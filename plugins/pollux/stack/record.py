@@ -1,0 +1,132 @@
+"""The stack's documents: what was asked for, and ``stack.json``, which says what runs."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+import pollux
+from pollux.errors import ConfigError, StackError
+from pollux.stack.processes import ProcessId
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
+from pollux_agent.records import write_atomic
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+StackPhase = Literal["starting", "ready", "stopping", "stopped", "failed"]
+
+
+def _project() -> Path:
+    """The project's top folder, where the package is installed in editable mode."""
+    return Path(pollux.__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class StackPlan:
+    """What a person asked ``pollux stack up`` for.
+
+    ``cluster`` is a cluster file to use instead of the default nodes, ``slot_cap`` the largest fraction of
+    a core that one slot may be; ports are the kernel's choice unless given.
+    """
+
+    state: Path
+    cluster: Path | None = None
+    dags: Path = Field(default_factory=lambda: _project() / "dags")
+    scripts: Path = Field(default_factory=lambda: _project() / "agent" / "examples")
+    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    slot_cap: Annotated[float, Field(gt=0, le=1)] | None = None
+    airflow_port: Port | None = None
+    mlflow_port: Port | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for a file or folder that is not there."""
+        for option, path, hint in (
+            ("--dags", self.dags, "the folder of the project's DAG files"),
+            ("--scripts", self.scripts, "the folder of training scripts"),
+        ):
+            if not path.is_dir():
+                raise ConfigError(f"{option}: {path} is no folder; name {hint}")
+        if self.cluster is not None and not self.cluster.is_file():
+            raise ConfigError(f"--cluster: {self.cluster} is no file; name a cluster file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class ComponentState:
+    """One service: its main process (leader of its own session), how often it was restarted, its log."""
+
+    process: ProcessId | None = None
+    ready: bool = False
+    restarts: Annotated[int, Field(ge=0)] = 0
+    log: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class StackRecord:
+    """``stack.json``. ``mark`` is in the environment of every process; ``login`` is the log-in file."""
+
+    schema: Literal[1] = 1
+    phase: StackPhase
+    plan: StackPlan
+    mark: str
+    airflow_port: Port
+    mlflow_port: Port
+    login: Path
+    supervisor: ProcessId
+    guard: ProcessId | None = None
+    components: Mapping[str, ComponentState] = Field(default_factory=dict)
+    error: str = ""
+    since_unix_s: float = 0.0
+
+    @property
+    def airflow_url(self) -> str:
+        return f"http://127.0.0.1:{self.airflow_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        return f"http://127.0.0.1:{self.mlflow_port}"
+
+    @property
+    def leaders(self) -> tuple[ProcessId, ...]:
+        """Main processes of the services."""
+        return tuple(state.process for state in self.components.values() if state.process is not None)
+
+
+def record_path(state: Path) -> Path:
+    return state / "stack.json"
+
+
+def read_record(state: Path) -> StackRecord | None:
+    """The record of the stack in ``state``; None if none was ever started there.
+
+    Raises StackError where the file is not a record.
+    """
+    try:
+        return decode(StackRecord, record_path(state).read_bytes())
+    except FileNotFoundError:
+        return None
+    except DocumentError as error:
+        raise StackError(f"{record_path(state)}: {error}; stop its processes and remove the file") from None
+
+
+def write_record(record: StackRecord) -> None:
+    write_atomic(record_path(record.plan.state), encode(record).encode())
+
+
+@contextmanager
+def stack_lock(state: Path) -> Iterator[bool]:
+    """Hold the state folder for one supervisor and its guard; yields False if another has it."""
+    handle = os.open(state / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)

@@ -1,0 +1,203 @@
+"""The services of the stack: command lines, environment, and how each shows that it is ready."""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from pollux.stack.ports import LOOPBACK
+from pollux.stack.processes import MARK_VARIABLE
+from pollux.stack.record import StackRecord
+from pollux_agent.records import write_atomic
+
+ADMIN = "admin"
+PROBE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A program that the supervisor keeps running, or with ``once`` runs to its end.
+
+    It starts when everything in ``after`` is ready (a ``once`` program: has succeeded) and is asked to end
+    in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    ready: Callable[[], bool] = lambda: True
+    after: tuple[str, ...] = ()
+    once: bool = False
+    stop_wave: int = 0
+    grace_s: float = 15.0
+
+
+def services(record: StackRecord) -> tuple[Service, ...]:
+    """Airflow, MLflow and the local cluster as ``record`` places them."""
+    return (_local_cluster(record), _mlflow(record), *_airflow(record))
+
+
+def prepare(record: StackRecord) -> None:
+    """Make the folders, the log-in file and the cluster file that the services expect."""
+    state = record.plan.state
+    for folder in ("logs", "mlflow", "airflow", "airflow/plugins"):
+        (state / folder).mkdir(parents=True, exist_ok=True)
+    if not record.login.exists():
+        write_atomic(record.login, json.dumps({ADMIN: secrets.token_urlsafe(12)}).encode())
+    if record.plan.cluster is not None:
+        write_atomic(state / "cluster.json", record.plan.cluster.read_bytes())
+
+
+def log_path(state: Path, name: str) -> Path:
+    return state / "logs" / f"{name}.log"
+
+
+def base_environment(record: StackRecord) -> dict[str, str]:
+    """What every service sees: this process's environment without anyone's Airflow and MLflow settings."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AIRFLOW", "MLFLOW_", "_MLFLOW"))
+    }
+    plan = record.plan
+    environ |= {
+        MARK_VARIABLE: record.mark,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": f"{LOOPBACK},localhost",
+        "no_proxy": f"{LOOPBACK},localhost",
+        "POLLUX_STATE": str(plan.state),
+        "POLLUX_INTERVAL_S": str(plan.interval_s),
+        "POLLUX_SCRIPTS": str(plan.scripts),
+        "POLLUX_MLFLOW_URL": record.mlflow_url,
+        "POLLUX_AIRFLOW_URL": record.airflow_url,
+        "POLLUX_AIRFLOW_LOGIN": str(record.login),
+        "MLFLOW_TRACKING_URI": record.mlflow_url,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
+    return environ
+
+
+def _local_cluster(record: StackRecord) -> Service:
+    plan = record.plan
+    command = [str(Path(sys.executable).with_name("pollux")), "local", "serve", "--state", str(plan.state)]
+    if plan.slot_cap is not None:
+        command += ["--slot-cap", str(plan.slot_cap)]
+    socket = plan.state / "local.sock"
+    return Service(
+        name="local",
+        command=tuple(command),
+        environ=base_environment(record),
+        ready=lambda: _answers("http://local/health", httpx.HTTPTransport(uds=str(socket))),
+        grace_s=40.0,
+    )
+
+
+def _mlflow(record: StackRecord) -> Service:
+    folder = record.plan.state / "mlflow"
+    command = (
+        *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(record.mlflow_port)),
+        *("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
+        *("--artifacts-destination", str(folder / "artifacts"), "--workers", "1"),
+    )
+    environ = base_environment(record) | _small() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    del environ["MLFLOW_TRACKING_URI"]
+    return Service(
+        name="mlflow",
+        command=command,
+        environ=environ,
+        ready=lambda: _answers(f"{record.mlflow_url}/health"),
+        stop_wave=1,
+    )
+
+
+def _airflow(record: StackRecord) -> tuple[Service, ...]:
+    environ = base_environment(record) | _small() | airflow_settings(record)
+    airflow = (sys.executable, "-m", "airflow")
+
+    def service(name: str, *arguments: str, component: str) -> Service:
+        return Service(
+            name=name,
+            command=(*airflow, *arguments),
+            environ=environ,
+            ready=lambda: airflow_health(record.airflow_url).get(component) == "healthy",
+            after=("airflow-migrate",),
+        )
+
+    migrate = Service(name="airflow-migrate", command=(*airflow, "db", "migrate"), environ=environ, once=True)
+    return (
+        migrate,
+        service("airflow-api-server", "api-server", component="metadatabase"),
+        service("airflow-scheduler", "scheduler", "--skip-serve-logs", component="scheduler"),
+        service("airflow-dag-processor", "dag-processor", component="dag_processor"),
+        service("airflow-triggerer", "triggerer", "--skip-serve-logs", component="triggerer"),
+    )
+
+
+def airflow_settings(record: StackRecord) -> dict[str, str]:
+    """Airflow's own settings as its environment variables."""
+    home = record.plan.state / "airflow"
+    sections = {
+        "core": {
+            "executor": "LocalExecutor",
+            "parallelism": "4",
+            "load_examples": "False",
+            "dags_folder": str(record.plan.dags),
+            "plugins_folder": str(home / "plugins"),
+            "simple_auth_manager_users": f"{ADMIN}:admin",
+            "simple_auth_manager_passwords_file": str(record.login),
+            "execution_api_server_url": f"{record.airflow_url}/execution/",
+        },
+        "api": {
+            "host": LOOPBACK,
+            "port": str(record.airflow_port),
+            "base_url": record.airflow_url,
+            "workers": "1",
+            "expose_stacktrace": "False",
+        },
+        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}"},
+        "dag_processor": {
+            "refresh_interval": "5",
+            "min_file_process_interval": "30",
+            "parsing_processes": "1",
+        },
+        "logging": {"base_log_folder": str(home / "logs")},
+        "scheduler": {"scheduler_idle_sleep_time": "0.25"},
+        "triggerer": {"capacity": "200"},
+        "workers": {"min_heartbeat_interval": "1"},
+    }
+    settings = {
+        f"AIRFLOW__{section.upper()}__{option.upper()}": value
+        for section, options in sections.items()
+        for option, value in options.items()
+    }
+    return settings | {"AIRFLOW_HOME": str(home)}
+
+
+def airflow_health(url: str) -> dict[str, str]:
+    """Airflow component -> healthy or not, as its API server tells; empty while it does not answer."""
+    try:
+        answer = httpx.get(f"{url}/api/v2/monitor/health", timeout=PROBE_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        return {name: str(part.get("status")) for name, part in answer.json().items() if part}
+    except (httpx.HTTPError, ValueError, AttributeError):
+        return {}
+
+
+def _small() -> dict[str, str]:
+    """Settings that keep a Python service's memory down: few malloc arenas and no numeric thread pools."""
+    return {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _answers(url: str, transport: httpx.HTTPTransport | None = None) -> bool:
+    try:
+        with httpx.Client(transport=transport, timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
+            return client.get(url).is_success
+    except (httpx.HTTPError, OSError):
+        return False

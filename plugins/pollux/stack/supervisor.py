@@ -1,0 +1,279 @@
+"""The supervisor: starts the services, restarts what dies, and ends everything, whatever happens."""
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from pollux.errors import StackError
+from pollux.stack import tether
+from pollux.stack.guard import start_guard
+from pollux.stack.ports import free_port
+from pollux.stack.processes import ProcessId, end, identify, kill
+from pollux.stack.record import (
+    ComponentState,
+    StackPhase,
+    StackPlan,
+    StackRecord,
+    read_record,
+    stack_lock,
+    write_record,
+)
+from pollux.stack.services import Service, log_path, prepare, services
+from pollux_agent.protocol import decode
+
+log = logging.getLogger("pollux.stack")
+
+TICK_S = 0.25
+PROBE_EVERY_S = 0.5
+START_TIMEOUT_S = 180.0
+MAX_RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 10.0
+
+
+class Running:
+    """One service as the supervisor sees it: its process if any, and when it may start again."""
+
+    def __init__(self, service: Service, log: Path) -> None:
+        self.service = service
+        self.log = log
+        self.child: subprocess.Popen[bytes] | None = None
+        self.process: ProcessId | None = None
+        self.ready = False
+        self.restarts = 0
+        self.not_before = 0.0
+        self._ends: deque[float] = deque()
+
+    def start(self, mark: str) -> None:
+        """Start it, in a session of its own, tethered to this process."""
+        wrapper = (sys.executable, "-IS", tether.__file__, str(os.getpid()))
+        with self.log.open("ab") as output:
+            self.child = subprocess.Popen(
+                (*wrapper, *self.service.command),
+                env=dict(self.service.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.process = identify(self.child.pid)
+        log.info("%s: started, pid %d", self.service.name, self.child.pid)
+
+    def ended(self, now_s: float, mark: str) -> None:
+        """Clean up after its end and set when it may start again.
+
+        Raises StackError where it ended too often.
+        """
+        if self.process is not None:
+            kill((self.process,), mark="")
+        self.child, self.process, self.ready = None, None, False
+        self.restarts += 1
+        self._ends.append(now_s)
+        while self._ends and now_s - self._ends[0] > RESTART_WINDOW_S:
+            self._ends.popleft()
+        if len(self._ends) > MAX_RESTARTS:
+            raise StackError(
+                f"{self.service.name}: ended {len(self._ends)} times within {RESTART_WINDOW_S:.0f} s; "
+                f"read {self.log}"
+            )
+        self.not_before = now_s + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(self._ends) - 1))
+
+    def state(self) -> ComponentState:
+        return ComponentState(process=self.process, ready=self.ready, restarts=self.restarts, log=self.log)
+
+
+class Supervisor:
+    """Runs services until told to stop; every change of theirs is in the record before the next tick."""
+
+    def __init__(self, record: StackRecord, wanted: tuple[Service, ...], *, start_timeout_s: float) -> None:
+        self.record = record
+        self._running = {
+            service.name: Running(service, log_path(record.plan.state, service.name)) for service in wanted
+        }
+        self._start_timeout_s = start_timeout_s
+        self._next_probe_s = 0.0
+        self._stop = False
+
+    def stop(self) -> None:
+        """Ask for the end; safe in a signal handler."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Supervise until :meth:`stop`.
+
+        Raises StackError when the stack cannot start or a service ends too often; all processes are gone
+        either way.
+        """
+        try:
+            self._publish("starting")
+            deadline = time.monotonic() + self._start_timeout_s
+            while not self._stop:
+                self._tick(time.monotonic())
+                if self.record.phase == "starting" and time.monotonic() > deadline:
+                    raise self._too_slow()
+                time.sleep(TICK_S)
+        except StackError as error:
+            log.error("%s", error)
+            self._end_all()
+            self._publish("failed", error=str(error))
+            raise
+        except BaseException:
+            self._end_all()
+            self._publish("stopped")
+            raise
+        self._publish("stopping")
+        self._end_all()
+        self._publish("stopped")
+
+    def _tick(self, now_s: float) -> None:
+        before = self._states()
+        for running in self._running.values():
+            self._reap(running, now_s)
+        for running in self._running.values():
+            if self._due(running, now_s):
+                running.start(self.record.mark)
+                self._publish(self.record.phase)
+        if now_s >= self._next_probe_s:
+            for running in self._running.values():
+                if running.child is not None and not running.ready and not running.service.once:
+                    running.ready = running.service.ready()
+            self._next_probe_s = time.monotonic() + PROBE_EVERY_S
+        all_ready = all(running.ready for running in self._running.values())
+        if all_ready and self.record.phase == "starting":
+            log.info("all services are ready")
+            self._publish("ready")
+        elif self._states() != before:
+            self._publish(self.record.phase)
+
+    def _reap(self, running: Running, now_s: float) -> None:
+        if running.child is None or (code := running.child.poll()) is None:
+            return
+        name = running.service.name
+        if running.service.once and code == 0:
+            log.info("%s: finished", name)
+            running.child, running.process, running.ready = None, None, True
+            return
+        if running.service.once or self.record.phase == "starting":
+            raise StackError(f"{name}: ended with {_how(code)} while the stack started; read {running.log}")
+        running.ended(now_s, self.record.mark)
+        log.warning(
+            "%s: ended with %s; starting it again in %.1f s",
+            *(name, _how(code), running.not_before - now_s),
+        )
+
+    def _due(self, running: Running, now_s: float) -> bool:
+        if running.child is not None or now_s < running.not_before:
+            return False
+        if running.service.once and running.ready:
+            return False
+        return all(self._running[name].ready for name in running.service.after)
+
+    def _too_slow(self) -> StackError:
+        waiting = [running for running in self._running.values() if not running.ready]
+        logs = ", ".join(f"{running.service.name} ({running.log})" for running in waiting)
+        return StackError(f"not ready after {self._start_timeout_s:.0f} s: {logs}; read the logs")
+
+    def _end_all(self) -> None:
+        """End the services wave by wave; each leader is asked once, what is left is killed."""
+        leaders = tuple(running.process for running in self._running.values() if running.process)
+        for wave in sorted({running.service.stop_wave for running in self._running.values()}):
+            chosen = [running for running in self._running.values() if running.service.stop_wave == wave]
+            asked = tuple(running.process for running in chosen if running.process)
+            log.info("stopping %s", ", ".join(running.service.name for running in chosen if running.process))
+            grace_s = max(running.service.grace_s for running in chosen)
+            end(asked, mark="", grace_s=grace_s, asked=asked)
+        if not kill(leaders, self.record.mark):
+            log.error("some processes could not be killed")
+        for running in self._running.values():
+            if running.child is not None:
+                running.child.poll()
+            running.child, running.process = None, None
+            running.ready = False
+
+    def _states(self) -> dict[str, ComponentState]:
+        return {name: running.state() for name, running in self._running.items()}
+
+    def _publish(self, phase: StackPhase, *, error: str = "") -> None:
+        since_unix_s = self.record.since_unix_s if phase == self.record.phase else time.time()
+        self.record = replace(
+            self.record,
+            phase=phase,
+            error=error,
+            components=self._states(),
+            since_unix_s=since_unix_s or time.time(),
+        )
+        write_record(self.record)
+
+
+def new_record(plan: StackPlan) -> StackRecord:
+    """The record of a stack about to start; ports of an earlier start are used again where free."""
+    old = read_record(plan.state)
+    me = identify(os.getpid())
+    assert me is not None
+    return StackRecord(
+        phase="starting",
+        plan=plan,
+        mark=uuid.uuid4().hex,
+        airflow_port=plan.airflow_port or free_port(old.airflow_port if old else None),
+        mlflow_port=plan.mlflow_port or free_port(old.mlflow_port if old else None),
+        login=plan.state / "airflow" / "login.json",
+        supervisor=me,
+    )
+
+
+def supervise(
+    plan: StackPlan,
+    make_services: Callable[[StackRecord], tuple[Service, ...]] = services,
+    *,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> None:
+    """Run the stack of ``plan`` in this process until SIGTERM or SIGINT; raises StackError."""
+    with stack_lock(plan.state) as mine:
+        if not mine:
+            raise StackError(f"{plan.state}: another supervisor has this state folder")
+        if old := read_record(plan.state):
+            kill(old.leaders, old.mark)
+        record = new_record(plan)
+        prepare(record)
+        write_record(record)
+        record = replace(record, guard=start_guard(plan.state))
+        supervisor = Supervisor(record, make_services(record), start_timeout_s=start_timeout_s)
+
+        def on_signal(signum: int, frame: FrameType | None) -> None:
+            supervisor.stop()
+
+        signal.signal(signal.SIGTERM, on_signal)
+        signal.signal(signal.SIGINT, on_signal)
+        supervisor.run()
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def main() -> None:
+    """``python -m pollux.stack.supervisor PLAN`` with the plan as JSON."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("plan")
+    plan = decode(StackPlan, parser.parse_args().plan)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        supervise(plan)
+    except StackError:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
