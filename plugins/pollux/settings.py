@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -19,13 +19,16 @@ class Settings:
     """Each field is read from ``POLLUX_<FIELD>``, but ``mlflow_tracking_uri`` from ``MLFLOW_TRACKING_URI``.
 
     ``state`` is the local stack's folder; ``deployment`` tells several Airflows on one cluster apart;
-    ``scripts`` is where relative script paths are looked up; ``mlflow_url`` is the address that people
-    open (default: the tracking URI); ``free_wait_s`` is how long an act waits for the GPUs of shrinking
-    jobs; ``shadow`` decides and records but never acts.
+    ``cluster`` is the kind of cluster that jobs run on unless the task says otherwise; ``scripts`` is where
+    relative script paths are looked up; ``mlflow_url`` is the address that people open (default: the
+    tracking URI); ``airflow_url`` and ``airflow_login`` (a JSON object user -> password) give
+    access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
+    ``shadow`` decides and records but never acts.
     """
 
     state: Path
     deployment: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "airflow"
+    cluster: Literal["local", "kubernetes"] = "local"
     interval_s: Annotated[float, Field(gt=0)] = 60.0
     policy: str = "pollux"
     fairness_p: float = -1.0
@@ -37,6 +40,8 @@ class Settings:
     decisions_experiment: str = "pollux-decisions"
     mlflow_tracking_uri: str = ""
     mlflow_url: str = ""
+    airflow_url: str = ""
+    airflow_login: Path | None = None
 
     @property
     def interval(self) -> timedelta:

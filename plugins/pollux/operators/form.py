@@ -1,0 +1,109 @@
+"""The form with which a person submits a job from Airflow's trigger dialog: JSON schema in, job spec out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import Param
+
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
+_MAYBE_COUNT: dict[str, Any] = {"type": ["null", "integer"], "minimum": 1}
+
+
+def job_form() -> dict[str, Param]:
+    """The fields in the order of the dialog; the defaults train the digits example."""
+    what, batch, gpus, how = "Training", "Batch size", "GPUs", "Run"
+    return {
+        "name": Param(
+            "digits",
+            type="string",
+            minLength=1,
+            maxLength=100,
+            section=what,
+            title="Name",
+            description="Names the job in Airflow, in MLflow and on the cluster.",
+        ),
+        "script": Param(
+            "digits.py",
+            type="string",
+            minLength=1,
+            section=what,
+            title="Script",
+            description="The Python script, absolute or relative to the scripts folder of the stack.",
+        ),
+        "arguments": Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            section=what,
+            title="Arguments",
+            description="Command line of the script, one text an argument.",
+        ),
+        "epochs": Param(
+            None,
+            **_MAYBE_COUNT,
+            section=what,
+            title="Epochs",
+            description="Statistical epochs: one makes as much progress as a pass over the data at the "
+            "initial batch size. Empty: the script's own number.",
+        ),
+        "scaling_rule": Param(
+            "adascale",
+            type="string",
+            enum=["adascale", "sqrt", "linear", "none"],
+            section=what,
+            title="Learning rate scaling",
+            description="How the learning rate follows the batch size: adascale for SGD, sqrt for Adam.",
+        ),
+        "initial_batch_size": Param(
+            32,
+            **_COUNT,
+            section=batch,
+            title="Initial batch size (M0)",
+            description="The total batch size that the script's learning rate was chosen for.",
+        ),
+        "max_batch_size": Param(
+            None,
+            **_MAYBE_COUNT,
+            section=batch,
+            title="Max batch size",
+            description="Largest total batch size. Empty: 32 times the initial one.",
+        ),
+        "max_local_batch_size": Param(
+            256,
+            **_COUNT,
+            section=batch,
+            title="Max batch size of one GPU",
+            description="What fits in one GPU's memory; larger totals are accumulated.",
+        ),
+        "min_gpus": Param(
+            1, **_COUNT, section=gpus, title="Min GPUs", description="The job waits until it can have these."
+        ),
+        "max_gpus": Param(
+            4, **_COUNT, section=gpus, title="Max GPUs", description="The scheduler never gives more."
+        ),
+        "kind": Param(
+            "adaptive",
+            type="string",
+            enum=["adaptive", "strong_scaling", "rigid"],
+            section=gpus,
+            title="Kind",
+            description="adaptive: batch size and GPUs are tuned; strong_scaling: GPUs only, at the initial "
+            "batch size; rigid: both fixed, with min GPUs = max GPUs.",
+        ),
+        "fresh": Param(
+            False,
+            type="boolean",
+            section=how,
+            title="Start over",
+            description="When the task is cleared: forget its checkpoints instead of going on from them.",
+        ),
+    }
+
+
+def spec_from_form(context: Mapping[str, Any], jinja_env: Any = None) -> dict[str, Any]:
+    """The operator's ``spec`` as it was filled in, each value with the type that it has in the form."""
+    return {
+        field: value
+        for field, value in dict(context["params"]).items()
+        if value is not None and field != "fresh"
+    }

@@ -1,0 +1,122 @@
+"""Brings what a job does and prints into an Airflow log: each line once, also over restarts."""
+
+import logging
+import time
+from pathlib import Path
+
+from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobControl
+from pollux.errors import ClusterUnavailable
+from pollux_agent.protocol import Placement
+
+_COMPLAIN_EVERY_S = 60.0
+
+
+class Relay:
+    """Watches one job for one log.
+
+    ``cursor_file`` remembers how far the workers' output was copied, so that another relay (after a restart,
+    or in the next try) goes on from there; without it, or if it cannot be read, a relay starts from the
+    beginning.
+    """
+
+    def __init__(
+        self, control: JobControl, job_id: str, log: logging.Logger, *, cursor_file: Path | None = None
+    ) -> None:
+        self._control = control
+        self._job_id = job_id
+        self._log = log
+        self._cursor_file = cursor_file
+        self._cursor = _read(cursor_file)
+        self._seen: ClusterJob | None = None
+        self._complained_at_s: float | None = None
+
+    def poll(self) -> ClusterJob | None:
+        """Copy what is new; the job if it is over, None while it goes on or the cluster does not answer.
+
+        Raises UnknownJob.
+        """
+        try:
+            job = self._control.job(self._job_id)
+            self._note(job)
+            self._copy_output()
+        except ClusterUnavailable as error:
+            self._complain(error)
+            return None
+        self._complained_at_s = None
+        return job if job.status.phase in FINAL_PHASES else None
+
+    def _copy_output(self) -> None:
+        """The lines are logged before the cursor is kept: a crash in between repeats a line, loses none."""
+        while True:
+            chunk = self._control.logs(self._job_id, self._cursor)
+            for line in chunk.lines:
+                self._log.info("%s", line)
+            if chunk.cursor != self._cursor:
+                self._cursor = chunk.cursor
+                _write(self._cursor_file, chunk.cursor)
+            if not chunk.lines:
+                return
+
+    def _note(self, job: ClusterJob) -> None:
+        for text in changes(self._seen, job):
+            self._log.info("%s", text)
+        self._seen = job
+
+    def _complain(self, error: ClusterUnavailable) -> None:
+        now_s = time.monotonic()
+        if self._complained_at_s is None or now_s - self._complained_at_s >= _COMPLAIN_EVERY_S:
+            self._complained_at_s = now_s
+            self._log.warning("The cluster does not answer, still watching %s: %s", self._job_id, error)
+
+
+def changes(before: ClusterJob | None, now: ClusterJob) -> list[str]:
+    """What a person wants to read about the step from ``before`` (None: nothing is known) to ``now``."""
+    texts = []
+    old = before.allocation.placement if before else {}
+    new = now.allocation.placement
+    because = f": {now.allocation.reason}" if now.allocation.reason else ""
+    if new != old:
+        change = f"{sum(old.values())} -> {sum(new.values())} GPUs" if old else _on(new)
+        verb = "resizing" if old and new else "pausing" if old else "allocated"
+        texts.append(f"{verb} {change} (decision {now.allocation.decision}){because}")
+    status = now.status
+    if before is None or (before.status.phase, before.status.message, before.status.incarnation) != (
+        status.phase,
+        status.message,
+        status.incarnation,
+    ):
+        texts.append(_phase(now))
+    return texts
+
+
+def _phase(job: ClusterJob) -> str:
+    status = job.status
+    text: str = status.phase
+    if status.phase == "waiting":
+        return f"waiting: {status.message or job.allocation.reason or 'for the next scheduling cycle'}"
+    if status.phase in ("starting", "running"):
+        text += f" on {_on(status.held or job.allocation.placement)}, incarnation {status.incarnation}"
+    return f"{text}: {status.message}" if status.message else text
+
+
+def _on(placement: Placement) -> str:
+    return ", ".join(f"{node}: {gpus}" for node, gpus in placement.items())
+
+
+def _read(path: Path | None) -> str:
+    try:
+        return path.read_text() if path else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _write(path: Path | None, cursor: str) -> None:
+    """Atomic; a folder that is not there (a job elsewhere, or removed) costs only the memory of it."""
+    if path is None or not path.parent.is_dir():
+        return
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(cursor)
+        partial.replace(path)
+    except OSError:
+        return

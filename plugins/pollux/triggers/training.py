@@ -1,0 +1,109 @@
+"""The trigger that watches one training job while its Airflow task is deferred."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from pollux.cluster.base import FINAL_PHASES, StopReason
+from pollux.errors import ClusterUnavailable, UnknownJob
+from pollux.settings import settings
+from pollux.triggers.connect import connect, cursor_file
+from pollux.triggers.relay import Relay
+from pollux_agent.protocol import to_plain
+
+_ON_KILL_RETRY_S = 1.0
+_ON_KILL_LIMIT_S = 25.0
+"""Airflow gives ``on_kill`` 30 s."""
+
+_STOP_BY_STATE: dict[str | None, StopReason] = {
+    "success": "success",
+    "failed": "failed",
+    "upstream_failed": "failed",
+    "skipped": "failed",
+    "removed": "failed",
+}
+
+
+class PolluxTrainingTrigger(BaseTrigger):
+    """Follows a job to its end: its output and its changes go to the task's log, its end is the event.
+
+    The event is ``{"job": <the final ClusterJob as plain values>}``, or ``{"error": "..."}`` when the
+    cluster does not know the job. A cluster that is away is waited for, without limit. The end of the
+    trigger, such as the triggerer's restart, leaves the job alone; only a person's act on the task ends it.
+    """
+
+    def __init__(self, job_id: str, cluster: str = "local", poll_interval_s: float = 2.0) -> None:
+        super().__init__()
+        self.job_id = job_id
+        self.cluster = cluster
+        self.poll_interval_s = poll_interval_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            "pollux.triggers.training.PolluxTrainingTrigger",
+            {"job_id": self.job_id, "cluster": self.cluster, "poll_interval_s": self.poll_interval_s},
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        config = settings()
+        relay = Relay(
+            connect(config, self.cluster),
+            self.job_id,
+            self.log,
+            cursor_file=cursor_file(config, self.job_id),
+        )
+        try:
+            while (job := await asyncio.to_thread(relay.poll)) is None:
+                await asyncio.sleep(self.poll_interval_s)
+        except UnknownJob as error:
+            yield TriggerEvent({"error": str(error)})
+            return
+        yield TriggerEvent({"job": to_plain(job)})
+
+    async def on_kill(self) -> None:
+        """Ask for the job's end: Airflow calls this alike for mark failed, mark success and clear.
+
+        failed ends the job at once; success and clear let it write a checkpoint. The request is kept with the
+        job, so it needs to get through only once.
+        """
+        reason = await self._stop_reason()
+        control = connect(settings(), self.cluster)
+        deadline_s = asyncio.get_running_loop().time() + _ON_KILL_LIMIT_S
+        while True:
+            try:
+                job = await asyncio.to_thread(control.job, self.job_id)
+                if job.status.phase not in FINAL_PHASES:
+                    await asyncio.to_thread(control.stop, self.job_id, reason)
+                self.log.info("Asked the cluster to stop %s (%s)", self.job_id, reason)
+                return
+            except UnknownJob:
+                return
+            except ClusterUnavailable as error:
+                if asyncio.get_running_loop().time() > deadline_s:
+                    self.log.warning("Could not stop %s; the next cycle ends it: %s", self.job_id, error)
+                    return
+                await asyncio.sleep(_ON_KILL_RETRY_S)
+
+    async def _stop_reason(self) -> StopReason:
+        """What the person did, from the task's state now: a cleared task has none, or is queued again."""
+        instance = self.task_instance
+        try:
+            states = await asyncio.to_thread(
+                RuntimeTaskInstance.get_task_states,
+                dag_id=instance.dag_id,
+                task_ids=[instance.task_id],
+                run_ids=[instance.run_id],
+                map_index=instance.map_index,
+            )
+        except Exception as error:  # noqa: BLE001 - whatever Airflow raises, the job must still be stopped
+            self.log.warning("Airflow does not tell the task's state; stopping with a checkpoint: %s", error)
+            return "clear"
+        mapped = f"{instance.task_id}_{instance.map_index}"
+        key = mapped if instance.map_index >= 0 else instance.task_id
+        of_run = states.get(instance.run_id, {})
+        if key not in of_run:
+            return "failed"
+        return _STOP_BY_STATE.get(of_run[key], "clear")
