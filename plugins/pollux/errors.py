@@ -12,6 +12,8 @@
     │   └── Refused              the cluster refuses the request and says why; final
     ├── StoreError
     │   └── StoreUnavailable     MLflow does not answer; try again later
+    ├── AirflowApiError      Airflow's REST API refuses a request and says why; final
+    │   └── AirflowUnavailable   Airflow does not answer; try again later
     └── StackError           a service of the local stack did not start or ended; says which log to read
 """
 
@@ -54,6 +56,14 @@ class StoreError(PolluxError):
 
 class StoreUnavailable(StoreError):
     """MLflow does not answer; the same call may work later."""
+
+
+class AirflowApiError(PolluxError):
+    """Airflow's REST API refuses a request and says why."""
+
+
+class AirflowUnavailable(AirflowApiError):
+    """Airflow does not answer; the same call may work later."""
 
 
 class StackError(PolluxError):

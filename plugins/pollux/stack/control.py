@@ -56,7 +56,13 @@ def up(
         _await_end(plan.state, record)
         _check_ports(plan)
         child = _spawn(plan, tethered=tethered)
-        return _follow(plan.state, child, follow, timeout_s)
+        try:
+            return _follow(plan.state, child, follow, timeout_s)
+        except BaseException:
+            child.terminate()
+            child.wait(STOP_TIMEOUT_S)
+            _await_end(plan.state, read_record(plan.state))
+            raise
     return _follow(plan.state, None, follow, timeout_s)
 
 

@@ -1,0 +1,310 @@
+"""A small client of Airflow's REST API: what the demo, the tests and the check for orphans need of it."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote
+
+import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from pollux.errors import AirflowApiError, AirflowUnavailable, ConfigError
+
+API = "/api/v2"
+ATTEMPTS = 5
+TIMEOUT_S = 30.0
+PAGE_SIZE = 100
+TOKEN_AGE_S = 3600.0
+FINAL_RUN_STATES = frozenset({"success", "failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dag:
+    """A DAG as Airflow knows it."""
+
+    dag_id: str
+    is_paused: bool
+    has_import_errors: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagRun:
+    """One run of a DAG; ``state`` is queued, running, success or failed."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    started: datetime | None
+    ended: datetime | None
+    conf: Mapping[str, Any]
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL_RUN_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInstance:
+    """One task of a run; ``map_index`` is -1 for an unmapped task, ``state`` None before it is scheduled."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    state: str | None
+    try_number: int
+    started: datetime | None
+    ended: datetime | None
+
+
+class AirflowApi:
+    """Calls Airflow as one user; use it as a context manager, or call :meth:`close`.
+
+    Connection errors are tried again for some seconds, then raised as AirflowUnavailable; an answer that
+    refuses raises AirflowApiError with Airflow's own words and is never tried again. A request whose
+    answer was lost is not repeated unless it only reads.
+    """
+
+    def __init__(
+        self, url: str, *, user: str, password: str, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._user, self._password = user, password
+        self._client = httpx.Client(
+            base_url=self.url, timeout=TIMEOUT_S, trust_env=False, transport=transport
+        )
+        self._token, self._token_age = "", 0.0
+
+    @classmethod
+    def from_login(cls, url: str, login: Path) -> Self:
+        """A client with the first user of a log-in file, a JSON object user -> password.
+
+        Raises ConfigError where the file is missing or is something else.
+        """
+        try:
+            user, password = next(iter(json.loads(login.read_text(encoding="utf-8")).items()))
+        except (OSError, ValueError, AttributeError, StopIteration) as error:
+            raise ConfigError(
+                f"log-in file {login}: no JSON object user -> password ({type(error).__name__})"
+            ) from None
+        return cls(url, user=str(user), password=str(password))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def dag(self, dag_id: str) -> Dag | None:
+        """The DAG; None while Airflow has not read its file yet."""
+        response = self._send("GET", _path("dags", dag_id), missing_ok=True)
+        if response is None:
+            return None
+        plain = response.json()
+        return Dag(
+            dag_id=plain["dag_id"],
+            is_paused=bool(plain["is_paused"]),
+            has_import_errors=bool(plain.get("has_import_errors")),
+        )
+
+    def set_paused(self, dag_id: str, paused: bool) -> None:
+        self._send("PATCH", _path("dags", dag_id), body={"is_paused": paused})
+
+    def import_errors(self) -> Mapping[str, str]:
+        """File name -> traceback of every DAG file that Airflow could not read."""
+        items = self._pages("/importErrors", "import_errors")
+        return {str(item["filename"]): str(item["stack_trace"]) for item in items}
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any], *, run_id: str | None = None) -> DagRun:
+        """Start a run now; ``conf`` overrides the DAG's params and is checked against their schema."""
+        body: dict[str, Any] = {"logical_date": None, "conf": dict(conf)}
+        if run_id is not None:
+            body["dag_run_id"] = run_id
+        return _dag_run(self._json("POST", _path("dags", dag_id, "dagRuns"), body=body))
+
+    def dag_run(self, dag_id: str, run_id: str) -> DagRun:
+        return _dag_run(self._json("GET", _path("dags", dag_id, "dagRuns", run_id)))
+
+    def dag_runs(self, dag_id: str) -> tuple[DagRun, ...]:
+        """All runs of a DAG, oldest first."""
+        items = self._pages(_path("dags", dag_id, "dagRuns"), "dag_runs", order_by="run_after")
+        return tuple(_dag_run(item) for item in items)
+
+    def task_instances(self, dag_id: str, run_id: str) -> tuple[TaskInstance, ...]:
+        items = self._pages(_path("dags", dag_id, "dagRuns", run_id, "taskInstances"), "task_instances")
+        return tuple(_task_instance(item) for item in items)
+
+    def task_instance(
+        self, dag_id: str, run_id: str, task_id: str, map_index: int = -1
+    ) -> TaskInstance | None:
+        """The newest try of a task; None if Airflow has no such task instance."""
+        path = _path("dags", dag_id, "dagRuns", run_id, "taskInstances", task_id, *_mapped(map_index))
+        response = self._send("GET", path, missing_ok=True)
+        return None if response is None else _task_instance(response.json())
+
+    def log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int, map_index: int = -1) -> str:
+        """What the task's log page shows for one try, one event a line, errors with their traceback."""
+        path = _path("dags", dag_id, "dagRuns", run_id, "taskInstances", task_id, "logs", str(try_number))
+        query: dict[str, Any] = {"map_index": map_index, "full_content": True}
+        lines: list[str] = []
+        while True:
+            page = self._json("GET", path, query=query)
+            lines += [_log_line(item) for item in page["content"]]
+            token = page.get("continuation_token")
+            if not token or not page["content"]:
+                return "\n".join(lines)
+            query["token"] = token
+
+    def set_state(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        state: Literal["failed", "success"],
+        *,
+        map_index: int = -1,
+    ) -> None:
+        """Mark a task failed or success, as the buttons of the UI do."""
+        path = _path("dags", dag_id, "dagRuns", run_id, "taskInstances", task_id, *_mapped(map_index))
+        self._send("PATCH", path, body={"new_state": state})
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Iterable[str]) -> None:
+        """Clear tasks of a run, so that they run again."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": list(task_ids),
+            "only_failed": False,
+            "reset_dag_runs": True,
+        }
+        self._send("POST", _path("dags", dag_id, "clearTaskInstances"), body=body)
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Any other reading call under ``/api/v2``, as plain JSON."""
+        return self._json("GET", path, query=query)
+
+    def _pages(self, path: str, key: str, **query: Any) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        while True:
+            page = self._json("GET", path, query={**query, "limit": PAGE_SIZE, "offset": len(items)})
+            items += page[key]
+            if not page[key] or len(items) >= page["total_entries"]:
+                return items
+
+    def _json(
+        self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        response = self._send(method, path, body=body, query=query)
+        assert response is not None
+        plain = response.json()
+        if not isinstance(plain, dict):
+            raise AirflowApiError(f"{method} {path}: no JSON object in the answer")
+        return plain
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        missing_ok: bool = False,
+    ) -> httpx.Response | None:
+        retryable = (httpx.TransportError,) if method == "GET" else (httpx.ConnectError,)
+        attempts = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_exponential(multiplier=0.2, max=3),
+            retry=retry_if_exception_type(retryable),
+            reraise=True,
+        )
+        try:
+            response = attempts(self._once, method, path, body, query)
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                self._token = ""
+                response = attempts(self._once, method, path, body, query)
+        except httpx.TransportError as error:
+            raise AirflowUnavailable(f"{self.url}: {type(error).__name__}: {error}") from None
+        if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
+            return None
+        if not response.is_success:
+            raise AirflowApiError(f"{method} {path}: {response.status_code}: {_detail(response)}")
+        return response
+
+    def _once(self, method: str, path: str, body: Any, query: Mapping[str, Any] | None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._fresh_token()}", "Accept": "application/json"}
+        return self._client.request(method, API + path, json=body, params=query, headers=headers)
+
+    def _fresh_token(self) -> str:
+        if not self._token or time.monotonic() - self._token_age > TOKEN_AGE_S:
+            answer = self._client.post(
+                "/auth/token", json={"username": self._user, "password": self._password}
+            )
+            if not answer.is_success:
+                raise AirflowApiError(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
+            self._token, self._token_age = str(answer.json()["access_token"]), time.monotonic()
+        return self._token
+
+
+def _path(*parts: str) -> str:
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _mapped(map_index: int) -> tuple[str, ...]:
+    return () if map_index < 0 else (str(map_index),)
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:200]
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _dag_run(plain: Mapping[str, Any]) -> DagRun:
+    return DagRun(
+        dag_id=plain["dag_id"],
+        run_id=plain["dag_run_id"],
+        state=plain["state"],
+        started=_time(plain["start_date"]),
+        ended=_time(plain["end_date"]),
+        conf=plain["conf"] or {},
+    )
+
+
+def _task_instance(plain: Mapping[str, Any]) -> TaskInstance:
+    return TaskInstance(
+        dag_id=plain["dag_id"],
+        run_id=plain["dag_run_id"],
+        task_id=plain["task_id"],
+        map_index=plain["map_index"],
+        state=plain["state"],
+        try_number=plain["try_number"],
+        started=_time(plain["start_date"]),
+        ended=_time(plain["end_date"]),
+    )
+
+
+def _log_line(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    parts = [str(item.get("event", ""))]
+    if item.get("error_detail"):
+        parts.append(json.dumps(item["error_detail"]))
+    return "\n".join(parts)
