@@ -1,0 +1,75 @@
+"""Epochs from a few seconds of timing: by hand for simple cases, and the two directions agree."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pollux.demo.sizing import (
+    GAIN_PER_DOUBLING,
+    Growth,
+    Timing,
+    epochs_for,
+    progress_alone,
+    seconds_alone,
+    timing_from,
+)
+from pollux_agent.protocol import Event
+
+MINUTELY = Growth(interval_s=60.0, max_slots=4)
+
+
+def test_progress_on_one_slot_is_speed_times_time() -> None:
+    timing = Timing(progress_per_s=10.0, epoch_progress=45.0, start_s=5.0)
+    assert progress_alone(timing, MINUTELY, 25.0) == pytest.approx(10.0 * 20.0)
+
+
+def test_progress_over_two_doublings_by_hand() -> None:
+    """55 s at 1, 55 s at g and 75 s at g squared, for each of the three starts takes 5 s."""
+    timing = Timing(progress_per_s=2.0, epoch_progress=1.0, start_s=5.0)
+    gain = GAIN_PER_DOUBLING
+    assert progress_alone(timing, MINUTELY, 200.0) == pytest.approx(2 * (55 + 55 * gain + 75 * gain**2))
+
+
+def test_growth_stops_at_the_limit() -> None:
+    assert Growth(interval_s=60.0, max_slots=1).speeds() == (1.0,)
+    assert len(Growth(interval_s=60.0, max_slots=5).speeds()) == 3
+
+
+def test_at_least_one_epoch_on_a_slow_machine() -> None:
+    timing = Timing(progress_per_s=0.001, epoch_progress=1000.0, start_s=5.0)
+    assert epochs_for(timing, MINUTELY, 220.0) == 1
+
+
+speeds = st.floats(min_value=0.5, max_value=2000.0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    speed=speeds, start_s=st.floats(0.5, 15.0), seconds=st.floats(30.0, 600.0), part=st.floats(0.001, 0.02)
+)
+def test_whatever_the_speed_the_chosen_epochs_last_about_the_wanted_time(
+    speed: float, start_s: float, seconds: float, part: float
+) -> None:
+    """``part`` is an epoch as a part of the whole, so rounding errs by half of it or a restart."""
+    whole = progress_alone(
+        Timing(progress_per_s=speed, epoch_progress=1.0, start_s=start_s), MINUTELY, seconds
+    )
+    timing = Timing(progress_per_s=speed, epoch_progress=whole * part, start_s=start_s)
+    lasts = seconds_alone(timing, MINUTELY, epochs_for(timing, MINUTELY, seconds))
+    assert abs(lasts - seconds) <= start_s + part * seconds * 2
+
+
+def test_timing_is_read_from_events() -> None:
+    def event(t: float, name: str, progress: float) -> Event:
+        return Event(t_unix_s=t, event=name, node="n", slots=(0,), step=0, progress=progress, batch_size=8)
+
+    events = [event(0, "start", 0), event(4, "step", 1), event(5, "step", 6), event(9, "step", 26)]
+    timing = timing_from(events, epoch_progress=13.0)
+    assert (timing.progress_per_s, timing.start_s) == (pytest.approx(20 / 4), pytest.approx(4))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_too_few_steps_are_refused(steps: int) -> None:
+    event = Event(t_unix_s=1.0, event="step", node="n", slots=(0,), step=1, progress=1.0, batch_size=8)
+    with pytest.raises(ValueError, match=f"{steps} step events"):
+        timing_from([event] * steps, epoch_progress=1.0)
