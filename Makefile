@@ -1,27 +1,30 @@
 # `make demo` and `make test` do all of their own set-up; `make help` lists the rest.
 SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 STATE ?= state
+PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check up down clean
+.PHONY: help setup demo test check format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 setup: $(VENV)/.setup-stamp  ## make .venv with everything that the project needs
+	@echo "setup: $(VENV) is ready"
 
-$(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plugins/pyproject.toml
+$(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plugins/pyproject.toml .ci/setup
 	@.ci/setup "$(PYTHON)" "$(VENV)"
 	@touch $@
 
 demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 12 minutes)
 	@exec $(BIN)/pollux demo --state $(STATE)/demo
 
-test: setup  ## all tests, a short run through the real stack included
-	@exec $(BIN)/pytest
+test: setup  ## all tests, a short run through the real stack included; choose with PYTEST_ARGS="-m 'not e2e'"
+	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: setup  ## lint, types and import contracts
 	@$(BIN)/ruff check .
@@ -29,11 +32,20 @@ check: setup  ## lint, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+format: setup  ## let ruff format the code and sort the imports
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
 up: setup  ## start Airflow, MLflow and the local cluster, and keep them running
 	@exec $(BIN)/pollux stack up --state $(STATE)/stack --detach
 
 down:  ## stop what `make up` started
-	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/stack; else echo "nothing to stop: .venv is not there"; fi
+	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/stack; else echo "nothing to stop: $(VENV) is not there"; fi
 
-clean: down  ## stop the stack and remove its state
+clean: down  ## stop the stack and remove its state; the environment stays
+	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/demo; fi
 	rm -rf $(STATE)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+distclean: clean  ## clean, and remove .venv too
+	rm -rf $(VENV)
