@@ -6,6 +6,7 @@
     ├── DocumentError      a document (job spec, report, ...) is malformed: names field, value and fix; final
     ├── ScriptError        the training script cannot be run (missing, not a file); final
     ├── CheckpointError    a checkpoint cannot be written, or none of those present is whole
+    ├── LoopError          the training loop does what cannot be averaged over replicas; final
     └── FencedError        a newer incarnation of this job exists: this one must stop writing; final
 """
 
@@ -24,6 +25,10 @@ class ScriptError(PolluxAgentError):
 
 class CheckpointError(PolluxAgentError):
     """A checkpoint cannot be written, or none of the checkpoints present is whole."""
+
+
+class LoopError(PolluxAgentError):
+    """The training loop calls things in an order, or a number, that cannot be averaged over replicas."""
 
 
 class FencedError(PolluxAgentError):

@@ -31,11 +31,11 @@ class AdaScale:
     def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
         if noise_scale is None:
             return min(1.0, batch_size / initial_batch_size)
-        return gain(noise_scale, initial_batch_size, batch_size)
+        return float(gain(noise_scale, initial_batch_size, batch_size))
 
 
 class SquareRoot:
-    """sqrt(M / M0): keeps the variance of an update with Adam and its kin (Krizhevsky 2014; Hoffer et al. 2017)."""
+    """sqrt(M / M0): keeps the variance of an update, for Adam and its kin (Krizhevsky 2014)."""
 
     def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
         return math.sqrt(batch_size / initial_batch_size)
