@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 FloatArray = NDArray[np.float64]
 
 MIN_GAMMA, MAX_GAMMA = 1.0, 10.0
-MAX_SANE_S = 1e6
-"""No step, nor any share of one, takes longer than this; a parameter above it is garbage."""
+MIN_SANE_S, MAX_SANE_S = 1e-9, 1e6
+"""No pass over a sample is shorter, and no share of a step longer, than this; beyond it is garbage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ def is_sane(params: ThroughputParams) -> bool:
         all(isfinite(value) and 0 <= value <= MAX_SANE_S for value in seconds)
         and isfinite(gamma)
         and MIN_GAMMA <= gamma <= MAX_GAMMA
-        and params.alpha_grad + params.beta_grad > 0
+        and params.alpha_grad + params.beta_grad >= MIN_SANE_S
     )
 
 

@@ -1,0 +1,37 @@
+"""From a job in a snapshot to its goodput models, shared by the policies that predict."""
+
+from collections.abc import Sequence
+
+from pollux.snapshot import Job
+from pollux_agent.model.goodput import BatchLimits, GoodputModel
+from pollux_agent.model.throughput import is_sane
+
+
+def job_limit(job: Job) -> int:
+    """Most GPUs the job may get: its growth limit, but what it holds within its bounds stays allowed."""
+    return max(job.gpu_limit, min(job.num_gpus, job.max_gpus))
+
+
+def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
+    """The job's goodput model on each type of GPU.
+
+    On a type where it has not run yet it counts as it does on one where it has; with no usable fit, or no
+    noise scale for an adaptive job, it counts as scaling perfectly.
+    """
+    limits = BatchLimits(
+        initial_batch_size=job.initial_batch_size,
+        max_batch_size=max(job.max_batch_size, job.initial_batch_size),
+        max_local_batch_size=max(job.max_local_batch_size, job.min_local_batch_size),
+        min_local_batch_size=job.min_local_batch_size,
+    )
+    adaptive = job.kind == "adaptive"
+    fits = {kind: params for kind, params in sorted(job.fits.items()) if is_sane(params)}
+    if not fits or (adaptive and job.noise_scale is None):
+        return [GoodputModel.unfitted(limits, adaptive=adaptive) for _ in gpu_types]
+    any_fit = next(iter(fits.values()))
+    return [GoodputModel(fits.get(kind, any_fit), job.noise_scale, limits, adaptive) for kind in gpu_types]
+
+
+def is_fitted(job: Job) -> bool:
+    """Whether the job's goodput can be predicted in samples per second."""
+    return job_models(job, ("",))[0].is_fitted

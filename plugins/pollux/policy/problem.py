@@ -1,0 +1,299 @@
+"""One decision as arrays: what each job would gain from each placement, and which matrices are allowed.
+
+A candidate is an allocation matrix, GPUs per job (rows, in the snapshot's order) and node (columns); a
+population is an array of shape (candidates, jobs, nodes).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import comb, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pollux.policy.models import job_limit, job_models
+from pollux.snapshot import DEFAULT_RESTART_S, Job, Node, Snapshot
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+SPEEDUP_FLOOR = 1e-3
+"""Added to every SPEEDUP, so that a job without GPUs counts for little instead of making the mean 0."""
+
+_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What the search needs to know; J jobs, N nodes, T GPU types.
+
+    ``capacity`` (N), ``node_type`` (N) index of the GPU type, ``allowed`` (J, N), ``least`` and ``most``
+    GPUs (J), ``pinned`` (J) rows that may not change, ``present`` (J, N) today's allocation as far as it
+    still exists, ``goodput`` (J, T, nodes, GPUs), ``fair`` (J) goodput of the fair share, ``factor`` (J)
+    the REALLOC_FACTOR of a change.
+    """
+
+    capacity: Ints
+    node_type: Ints
+    allowed: Bools
+    least: Ints
+    most: Ints
+    pinned: Bools
+    present: Ints
+    goodput: Floats
+    fair: Floats
+    fair_gpus: int
+    factor: Floats
+    fairness_p: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(jobs, nodes)."""
+        jobs, nodes = self.present.shape
+        return jobs, nodes
+
+    @property
+    def num_types(self) -> int:
+        return int(self.goodput.shape[1])
+
+    def goodputs(self, population: Ints) -> Floats:
+        """Predicted goodput of every job in every candidate; shape (candidates, jobs)."""
+        used = population > 0
+        kind = self.node_type[np.argmax(used, axis=2)]
+        rows = np.arange(population.shape[1])
+        gpus = np.minimum(population.sum(axis=2), self.goodput.shape[3] - 1)
+        return np.asarray(self.goodput[rows, kind, used.sum(axis=2), gpus])
+
+    def changed(self, population: Ints) -> Bools:
+        """Which jobs' allocation a candidate changes; shape (candidates, jobs)."""
+        return np.asarray(np.any(population != self.present, axis=2))
+
+    def rank(self, population: Ints) -> tuple[Ints, Floats]:
+        """Candidates from best to worst, and each one's FITNESS (Pollux Eq. 14) before sorting.
+
+        Among equal ones first the fitness that leaves REALLOC_FACTOR out decides: at age 0 the factor is
+        0, and without this rule a new job would not be given a free GPU. Then fewer changes, fewer nodes,
+        and GPUs to earlier jobs and earlier nodes.
+        """
+        speedup = self.goodputs(population) / self.fair
+        changed = self.changed(population)
+        penalised = np.where(changed, self.factor, 1.0) * speedup
+        fitness = self._log_mean(penalised + SPEEDUP_FLOOR)
+        unpenalised = self._log_mean(speedup + SPEEDUP_FLOOR)
+        jobs, nodes = self.shape
+        order = np.lexsort(
+            (
+                population.sum(axis=1) @ np.arange(nodes),
+                population.sum(axis=2) @ np.arange(jobs),
+                np.count_nonzero(population, axis=(1, 2)),
+                changed.sum(axis=1),
+                -np.round(unpenalised, _DIGITS),
+                -np.round(fitness, _DIGITS),
+            )
+        )
+        return order, np.exp(fitness)
+
+    def _log_mean(self, values: Floats) -> Floats:
+        """Logarithm of the power mean over the last axis; p = 0 is the geometric mean."""
+        logs = np.log(values)
+        p = self.fairness_p
+        if abs(p) < 1e-6:
+            return np.asarray(logs.mean(axis=-1))
+        return np.asarray(np.logaddexp.reduce(p * logs - np.log(logs.shape[-1]), axis=-1) / p)
+
+    def repair(self, population: Ints, priority: Floats) -> Ints:
+        """The population with every candidate made legal; legal ones stay as they are.
+
+        Where jobs compete, the one of higher ``priority`` (candidates, jobs) wins.
+        """
+        priority = np.where(self.pinned, np.inf, priority)
+        fixed = np.where(self.allowed, np.maximum(population, 0), 0)
+        fixed = np.where(self.pinned[:, None], self.present, fixed)
+        fixed = self._one_type(fixed)
+        fixed = self._one_multi_node_job(fixed, priority)
+        fixed = self._within_capacity(fixed, priority)
+        fixed = np.where(self.pinned[:, None], fixed, _clip_sum(fixed, self.most[:, None], axis=2))
+        useless = (fixed.sum(axis=2) < self.least) | (self.goodputs(fixed) <= 0)
+        return np.where((useless & ~self.pinned)[:, :, None], 0, fixed)
+
+    def _one_type(self, population: Ints) -> Ints:
+        """A job keeps only the GPUs of the type that it has most of."""
+        if self.num_types == 1:
+            return population
+        of_type = self.node_type[:, None] == np.arange(self.num_types)
+        most = np.argmax(population @ of_type.astype(np.int64), axis=2)
+        return np.where(self.node_type == most[:, :, None], population, 0)
+
+    def _one_multi_node_job(self, population: Ints, priority: Floats) -> Ints:
+        """Each node keeps at most one job that spans nodes (interference avoidance, Pollux 4.2.1)."""
+        spans = np.count_nonzero(population, axis=2) > 1
+        rivals = spans[:, :, None] & (population > 0)
+        strength = np.where(rivals, priority[:, :, None], -np.inf)
+        winner = np.argmax(strength, axis=1)
+        loses = rivals & (np.arange(population.shape[1])[:, None] != winner[:, None, :])
+        return np.where(loses & ~self.pinned[:, None], 0, population)
+
+    def _within_capacity(self, population: Ints, priority: Floats) -> Ints:
+        """Each node serves jobs in order of priority until its GPUs are gone."""
+        if np.all(population.sum(axis=1) <= self.capacity):
+            return population
+        order = np.argsort(-priority, axis=1, kind="stable")[:, :, None]
+        served = _clip_sum(np.take_along_axis(population, order, axis=1), self.capacity, axis=1)
+        fixed = np.empty_like(population)
+        np.put_along_axis(fixed, np.broadcast_to(order, population.shape), served, axis=1)
+        return fixed
+
+    def place(self, population: Ints, jobs: Ints, gpus: Ints, kind: Ints, *, evict: Bools) -> Ints:
+        """Give job ``jobs[i]`` of candidate i ``gpus[i]`` GPUs of type ``kind[i]`` on as few nodes as it can.
+
+        It gets what is free, the nodes that it has first; where ``evict``, all that is not pinned counts
+        as free, and :meth:`repair` settles who yields.
+        """
+        rows = np.arange(len(population))
+        placed = population.copy()
+        own = placed[rows, jobs].copy()
+        placed[rows, jobs] = 0
+        others = np.where(self.pinned[:, None] | ~evict[:, None, None], placed, 0)
+        free = np.maximum(self.capacity - others.sum(axis=1), 0)
+        free = np.where(self.allowed[jobs] & (self.node_type == kind[:, None]), free, 0)
+        gpus = gpus[:, None]
+        whole = free >= gpus
+        taken = np.any((np.count_nonzero(others, axis=2) > 1)[:, :, None] & (others > 0), axis=1)
+        free = np.where(taken & ~np.any(whole, axis=1, keepdims=True), 0, free)
+        wish = np.where(whole, free - 2.0 * self.capacity.max(), -free) - 0.5 * (own > 0)
+        order = np.argsort(wish, axis=1, kind="stable")
+        row = np.empty_like(free)
+        np.put_along_axis(
+            row, order, _clip_sum(np.take_along_axis(free, order, axis=1), gpus, axis=1), axis=1
+        )
+        placed[rows, jobs] = row
+        return placed
+
+
+def _clip_sum(values: Ints, limit: Ints, axis: int) -> Ints:
+    """``values`` with what comes after the running sum along ``axis`` reaches ``limit`` cut off."""
+    before = np.cumsum(values, axis=axis) - values
+    return np.clip(limit - before, 0, values)
+
+
+def formulate(snapshot: Snapshot) -> Problem:
+    """The arrays of a snapshot with at least one job and one GPU."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    capacity = np.array([node.gpus for node in nodes], dtype=np.int64)
+    types = sorted({node.gpu_type for node in nodes})
+    node_type = np.array([types.index(node.gpu_type) for node in nodes], dtype=np.int64)
+    allowed = np.array([[accepts(job, node) for node in nodes] for job in jobs], dtype=np.bool_)
+    present, exists = _present(jobs, nodes, capacity, allowed)
+    total = int(capacity.sum())
+    most = np.array([min(job_limit(job), total) for job in jobs], dtype=np.int64)
+    pinned = np.array([not job.preemptible and job.num_gpus > 0 for job in jobs]) & exists
+    fair_gpus = -(-total // len(jobs))
+    largest = max(fair_gpus, int(most.max()), int(present.sum(axis=1).max()))
+    goodput = _goodput_tables(jobs, types, len(nodes), largest)
+    return Problem(
+        capacity=capacity,
+        node_type=node_type,
+        allowed=allowed,
+        least=np.array([job.min_gpus for job in jobs], dtype=np.int64),
+        most=most,
+        pinned=pinned,
+        present=present,
+        goodput=goodput,
+        fair=_fair_goodput(goodput, fair_gpus, capacity, node_type),
+        fair_gpus=fair_gpus,
+        factor=np.array([realloc_factor(job) for job in jobs]),
+        fairness_p=snapshot.policy.fairness_p,
+    )
+
+
+def accepts(job: Job, node: Node) -> bool:
+    """Whether the job may run on the node's type of GPU."""
+    return not job.gpu_types or node.gpu_type in job.gpu_types
+
+
+def realloc_factor(job: Job) -> float:
+    """What a change leaves of the job's SPEEDUP: max((T - R delta) / (T + delta), 0); Pollux Eq. 16."""
+    delta = DEFAULT_RESTART_S if job.restart_s is None else job.restart_s
+    if job.age_s + delta <= 0:
+        return 0.0
+    return max((job.age_s - job.restarts * delta) / (job.age_s + delta), 0.0)
+
+
+def _present(
+    jobs: tuple[Job, ...], nodes: tuple[Node, ...], capacity: Ints, allowed: Bools
+) -> tuple[Ints, Bools]:
+    """Today's allocation (jobs, nodes), and whether each job's still exists: rows that do not are 0."""
+    index = {node.name: column for column, node in enumerate(nodes)}
+    present = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
+    exists = np.ones(len(jobs), dtype=np.bool_)
+    for row, job in enumerate(jobs):
+        wanted = np.zeros(len(nodes), dtype=np.int64)
+        for name, gpus in job.placement.items():
+            if name in index:
+                wanted[index[name]] = gpus
+        one_type = len({nodes[column].gpu_type for column in np.flatnonzero(wanted)}) <= 1
+        fits = wanted.sum() == job.num_gpus and np.all(present.sum(axis=0) + wanted <= capacity)
+        exists[row] = fits and one_type and bool(np.all(allowed[row] | (wanted == 0)))
+        if exists[row]:
+            present[row] = wanted
+    return present, exists
+
+
+def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, largest: int) -> Floats:
+    """Goodput of each job per type, node count and GPU count; 0 where the placement cannot be."""
+    spans, gpus = np.meshgrid(np.arange(num_nodes + 1), np.arange(largest + 1), indexing="ij")
+    possible = (spans >= 1) & (gpus >= spans)
+    tables = np.zeros((len(jobs), len(types), num_nodes + 1, largest + 1))
+    for row, job in enumerate(jobs):
+        for column, model in enumerate(job_models(job, types)):
+            if job.gpu_types and types[column] not in job.gpu_types:
+                continue
+            tables[row, column][possible] = model.best(spans[possible], gpus[possible]).goodput
+    return tables
+
+
+def _fair_goodput(goodput: Floats, fair_gpus: int, capacity: Ints, node_type: Ints) -> Floats:
+    """Goodput (J) on the fair share, ceil(GPUs / jobs) on the fewest nodes of the best type.
+
+    Where the job cannot use just that many GPUs, the nearest count below that it can use, else above.
+    """
+    per_type = []
+    for kind in range(goodput.shape[1]):
+        sizes = capacity[node_type == kind]
+        width = max(int(sizes.max(initial=1)), 1)
+        counts = np.arange(1, min(goodput.shape[3] - 1, max(int(sizes.sum()), 1)) + 1)
+        spans = np.minimum(-(-counts // width), goodput.shape[2] - 1)
+        distance = np.where(counts <= fair_gpus, fair_gpus - counts, counts + fair_gpus)
+        nearest = np.argsort(distance, kind="stable")
+        values = goodput[:, kind, spans[nearest], counts[nearest]]
+        first = np.argmax(values > 0, axis=1)
+        per_type.append(values[np.arange(len(values)), first])
+    fair = np.max(per_type, axis=0)
+    return np.asarray(np.where(fair > 0, fair, 1.0))
+
+
+def all_matrices(problem: Problem, most: int) -> Ints | None:
+    """Every legal candidate, or None if the cluster is so large that there are more than ``most`` to try."""
+    movable = np.flatnonzero(~problem.pinned)
+    free = problem.capacity - problem.present[problem.pinned].sum(axis=0)
+    if prod(comb(int(gpus) + len(movable), len(movable)) for gpus in free) > most:
+        return None
+    columns = [list(_splits(int(gpus), len(movable))) for gpus in free]
+    combined = np.array(list(product(*columns)), dtype=np.int64).transpose(0, 2, 1)
+    population = np.zeros((len(combined), *problem.shape), dtype=np.int64)
+    population[:, movable] = combined
+    population[:, problem.pinned] = problem.present[problem.pinned]
+    legal = problem.repair(population, np.zeros(population.shape[:2])) == population
+    return population[np.all(legal, axis=(1, 2))]
+
+
+def _splits(gpus: int, jobs: int) -> Iterator[tuple[int, ...]]:
+    """Every way to give up to ``gpus`` GPUs to that many jobs."""
+    if jobs == 0:
+        yield ()
+        return
+    for first in range(gpus + 1):
+        for rest in _splits(gpus - first, jobs - 1):
+            yield (first, *rest)

@@ -1,0 +1,86 @@
+"""Why a job gets what it gets, in words that its owner understands, with the numbers behind it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pollux.policy.models import is_fitted
+from pollux.policy.problem import Ints, Problem, accepts
+from pollux.snapshot import Job, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """The sentence, and whether the job's goodput is in samples per second."""
+
+    text: str
+    fitted: bool
+
+
+def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
+    """A reason for each job of the snapshot; ``best`` is the decision's matrix (jobs, nodes)."""
+    before, after = problem.present.sum(axis=1), best.sum(axis=1)
+    speedup_now, speedup = problem.goodputs(np.stack([problem.present, best])) / problem.fair
+    gainers = [job for row, job in enumerate(snapshot.jobs) if after[row] > before[row]]
+    reasons = []
+    for row, job in enumerate(snapshot.jobs):
+        fitted = is_fitted(job)
+        moved = bool(np.any(best[row] != problem.present[row]))
+        parts = [_headline(job, snapshot, int(before[row]), int(after[row]), moved=moved)]
+        if before[row] or after[row]:
+            parts.append(
+                f"speed-up against the fair share ({_gpus(problem.fair_gpus)}) "
+                + (f"{speedup_now[row]:.2f} -> {speedup[row]:.2f}" if moved else f"{speedup[row]:.2f}")
+            )
+        if moved and before[row]:
+            parts.append(f"a restart is priced at factor {problem.factor[row]:.2f}")
+        if after[row] < before[row]:
+            parts.append(_beneficiaries(gainers))
+        if problem.pinned[row]:
+            parts.append("it may not be preempted, so it keeps what it holds")
+        elif after[row] == problem.most[row] < job.max_gpus:
+            parts.append(f"{_gpus(int(after[row]))} is its limit now: twice the most it has run on")
+        if not fitted:
+            parts.append("not fitted yet, so it counts as scaling perfectly")
+        parts.extend(job.remarks)
+        reasons.append(Reason(text="; ".join(part for part in parts if part), fitted=fitted))
+    return reasons
+
+
+def _headline(job: Job, snapshot: Snapshot, before: int, after: int, *, moved: bool) -> str:
+    lost = job.num_gpus if before == 0 else 0
+    if lost and after:
+        return f"moved {lost} -> {after}: the GPUs that it was given are no longer there"
+    if not before and not after:
+        return _waits(job, snapshot)
+    if not before:
+        return f"started on {_gpus(after)}"
+    if not after:
+        return f"stopped, {before} -> 0: its GPUs do more for the other jobs"
+    if after > before:
+        return f"grown {before} -> {after}"
+    if after < before:
+        return f"shrunk {before} -> {after}"
+    return f"moved: {_gpus(after)} elsewhere" if moved else f"keeps {_gpus(after)}"
+
+
+def _waits(job: Job, snapshot: Snapshot) -> str:
+    usable = sum(node.gpus for node in snapshot.nodes if accepts(job, node))
+    total = sum(node.gpus for node in snapshot.nodes)
+    if not usable:
+        return f"waits: no node has a GPU of a type that it accepts ({', '.join(job.gpu_types)})"
+    if usable < job.min_gpus:
+        return f"waits: it needs {_gpus(job.min_gpus)} at once, and all that it may use is {usable}"
+    return f"waits: the cluster's {_gpus(total)} do more for the other jobs now; it is {job.age_s:.0f} s old"
+
+
+def _beneficiaries(gainers: list[Job]) -> str:
+    if not gainers:
+        return ""
+    names = [job.name or job.job_id for job in gainers[:3]]
+    rest = f" and {len(gainers) - 3} more" if len(gainers) > 3 else ""
+    return f"makes room for {', '.join(names)}{rest}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
