@@ -14,7 +14,8 @@
     │   └── StoreUnavailable     MLflow does not answer; try again later
     ├── AirflowApiError      Airflow's REST API refuses a request and says why; final
     │   └── AirflowUnavailable   Airflow does not answer; try again later
-    └── StackError           a service of the local stack did not start or ended; says which log to read
+    ├── StackError           a service of the local stack did not start or ended; says which log to read
+    └── DemoError            the demo cannot go on; says in which phase, and which log to read
 """
 
 
@@ -68,3 +69,7 @@ class AirflowUnavailable(AirflowApiError):
 
 class StackError(PolluxError):
     """A service of the local stack did not start, or ended."""
+
+
+class DemoError(PolluxError):
+    """The demo cannot go on."""
