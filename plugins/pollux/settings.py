@@ -35,6 +35,7 @@ class Settings:
     seed: Annotated[int, Field(ge=0)] = 0
     free_wait_s: Annotated[float, Field(ge=0)] = 20.0
     shadow: bool = False
+    keep_decisions: Annotated[int, Field(ge=1)] | None = None
     scripts: Path | None = None
     experiment: str = "pollux"
     decisions_experiment: str = "pollux-decisions"

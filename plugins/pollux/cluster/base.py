@@ -98,12 +98,17 @@ class Cluster(Protocol):
     def patch_allocation(self, job_id: str, *, expected: int, allocation: Allocation) -> None:
         """Set the job's allocation if the one stored has decision number ``expected``.
 
-        Raises Conflict if it has another number, UnknownJob, or Refused (a final job, unknown GPUs).
+        Raises Conflict if it has another number or if the allocation's own decision number is below the
+        last one given out, UnknownJob, or Refused (a final job, unknown GPUs).
         """
         ...
 
     def set_run(self, job_id: str, run_id: str) -> None:
         """Record the job's MLflow run; raises Conflict if another run is recorded already."""
+        ...
+
+    def job(self, job_id: str) -> ClusterJob:
+        """The job as it is now, final or not; raises UnknownJob."""
         ...
 
     def held(self) -> Mapping[str, Placement]:

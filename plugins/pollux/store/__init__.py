@@ -1,6 +1,6 @@
 """The model store: MLflow holds one run per job and, in it, the report that the job's agent writes."""
 
 from pollux.store.reading import JobRecord, read_report
-from pollux.store.store import ModelStore
+from pollux.store.store import ModelStore, RunStatus
 
-__all__ = ["JobRecord", "ModelStore", "read_report"]
+__all__ = ["JobRecord", "ModelStore", "RunStatus", "read_report"]

@@ -29,6 +29,7 @@ class DecisionRuns:
         decision: int,
         now_unix_s: float,
         figures: Mapping[str, float],
+        earlier: Mapping[int, Mapping[str, float]],
         wall_clock_s: Mapping[str, float],
         documents: Mapping[str, str],
     ) -> str:
@@ -36,13 +37,14 @@ class DecisionRuns:
         from mlflow.entities import Metric
 
         run_id = self._of_day(now_unix_s)
-        named = {**figures, **{WALL_CLOCK + name: value for name, value in wall_clock_s.items()}}
+        apart = {WALL_CLOCK + name: value for name, value in wall_clock_s.items()}
         with self._connection.calling() as client:
             client.log_batch(
                 run_id,
                 metrics=[
-                    Metric(name, float(value), int(now_unix_s * 1000), decision)
-                    for name, value in named.items()
+                    Metric(name, float(value), int(now_unix_s * 1000), number)
+                    for number, values in {**earlier, decision: {**figures, **apart}}.items()
+                    for name, value in values.items()
                     if math.isfinite(value) and abs(value) <= MAX_ABS_VALUE
                 ],
             )

@@ -98,13 +98,14 @@ class ModelStore:
         decision: int,
         now_unix_s: float,
         figures: Mapping[str, float],
+        earlier: Mapping[int, Mapping[str, float]],
         wall_clock_s: Mapping[str, float],
         documents: Mapping[str, str],
     ) -> str:
         """Record one decision's figures at its number; the id of the run that holds them.
 
-        ``wall_clock_s`` are seconds that no seed fixes, kept apart by name. Documents (name -> text) above
-        64 KiB are left out.
+        ``earlier`` holds what is known by now of decisions before, by their numbers. ``wall_clock_s`` are
+        seconds that no seed fixes, kept apart by name. Documents (name -> text) above 64 KiB are left out.
         """
         runs = DecisionRuns(
             self._connection, self._connection.experiment(self._decisions_experiment), self._deployment
@@ -113,6 +114,7 @@ class ModelStore:
             decision=decision,
             now_unix_s=now_unix_s,
             figures=figures,
+            earlier=earlier,
             wall_clock_s=wall_clock_s,
             documents=documents,
         )

@@ -1,0 +1,76 @@
+"""Each job's MLflow run over one cycle: made while the job waits for it, closed once the job is over."""
+
+import time
+from collections.abc import Mapping
+
+from pollux.cluster.base import FINAL_PHASES, Cluster, ClusterJob, ClusterView, Phase
+from pollux.errors import ClusterUnavailable, PolluxError, StoreUnavailable, UnknownJob
+from pollux.observe import is_ours
+from pollux.record import reason_in_short
+from pollux.settings import Settings
+from pollux.store import JobRecord, ModelStore, RunStatus
+
+_STATUS: Mapping[Phase, RunStatus] = {"done": "FINISHED", "failed": "FAILED", "ended": "KILLED"}
+
+
+def job_records(
+    cluster: Cluster, store: ModelStore, view: ClusterView, settings: Settings
+) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
+    """The record of each of our jobs that has a run or gets one now; and why others have none.
+
+    Making runs takes at most a third of the interval; jobs beyond that wait for the next cycle. A job whose
+    run cannot be had harms no other. Raises StoreUnavailable and ClusterUnavailable.
+    """
+    until_s = time.monotonic() + settings.interval_s / 3
+    reports = store.reports()
+    found: dict[str, JobRecord] = {}
+    left_out: dict[str, str] = {}
+    for job in view.jobs:
+        if not is_ours(job, settings):
+            continue
+        if job.mlflow_run_id is None and time.monotonic() > until_s:
+            left_out[job.job_id] = "its MLflow run is made in the next cycle"
+            continue
+        try:
+            found[job.job_id] = _record(cluster, store, job, reports.get(job.job_id))
+        except (StoreUnavailable, ClusterUnavailable):
+            raise
+        except PolluxError as error:
+            left_out[job.job_id] = f"it has no MLflow run: {reason_in_short(error)}"
+    return found, left_out
+
+
+def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
+    """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
+
+    A run whose job the cluster does not know stays: its job may be on its way there.
+    """
+    active = {job.job_id for job in cluster.observe().jobs}
+    closed = []
+    for job_id, record in store.reports().items():
+        if job_id in active:
+            continue
+        try:
+            job = cluster.job(job_id)
+        except UnknownJob:
+            continue
+        if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
+            store.close_run(record.run_id, _STATUS[job.status.phase], _how_it_ended(job))
+            closed.append(job_id)
+    return tuple(closed)
+
+
+def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobRecord | None) -> JobRecord:
+    if job.mlflow_run_id is None:
+        run_id = store.ensure_run(job.job_id, job.identity, job.spec, job.submitted_unix_s)
+        cluster.set_run(job.job_id, run_id)
+    else:
+        run_id = job.mlflow_run_id
+    if known is not None and known.run_id == run_id:
+        return known
+    return store.reopen_run(job.job_id, run_id)
+
+
+def _how_it_ended(job: ClusterJob) -> Mapping[str, str]:
+    phase = "ended by user" if job.status.stop in ("success", "failed") else job.status.phase
+    return {"pollux.end": phase} | ({"pollux.end_message": job.status.message} if job.status.message else {})

@@ -1,0 +1,81 @@
+"""Every decision on disk: one folder a decision, from which anyone can replay it.
+
+::
+
+    decisions/<number>/
+        snapshot.json   the Snapshot, written before anything is decided
+        decision.json   the Decision, and plan.json, its ordered actions: written before anything is done
+        result.json     what became of each action; seconds that no seed fixes stand apart in it
+
+All folders are kept unless a number to keep is set.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pollux.errors import PolluxError, SnapshotError
+from pollux.plan import Action
+from pollux.snapshot import Decision
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import decode, to_plain
+from pollux_agent.records import write_atomic
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+class Records:
+    """The folder of all decisions; made with the first one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def save(self, decision: int, name: str, text: str) -> None:
+        """Write a file of a decision, whole or not at all; raises SnapshotError where that is impossible."""
+        path = self._root / str(decision) / name
+        try:
+            write_atomic(path, text.encode())
+        except OSError as error:
+            raise SnapshotError(f"{path} cannot be written: {error}; free the disk or its rights") from error
+
+    def newest_decision(self, below: int) -> Decision | None:
+        """The newest decision with a number under ``below`` that can be read; None if there is none."""
+        for number in reversed(self._numbers()):
+            path = self._root / str(number) / "decision.json"
+            if number < below and path.exists():
+                try:
+                    return decode(Decision, path.read_bytes())
+                except (OSError, DocumentError):
+                    return None
+        return None
+
+    def prune(self, keep: int) -> int:
+        """Delete all but the newest ``keep`` decisions; how many went."""
+        old = self._numbers()[:-keep]
+        for number in old:
+            shutil.rmtree(self._root / str(number), ignore_errors=True)
+        return len(old)
+
+    def _numbers(self) -> list[int]:
+        if not self._root.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._root.iterdir() if _NUMBER.fullmatch(path.name))
+
+
+def to_json(plain: Mapping[str, Any]) -> str:
+    """Plain values as JSON for people and programs, the same text for the same values."""
+    return json.dumps(plain, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+def plan_json(decision: int, actions: Sequence[Action]) -> str:
+    """A plan as the text of ``plan.json``."""
+    return to_json({"schema": 1, "decision": decision, "actions": [to_plain(action) for action in actions]})
+
+
+def reason_in_short(error: PolluxError) -> str:
+    """An error's message, cut to what fits a line of a log or a reason."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."
