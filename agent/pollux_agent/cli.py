@@ -13,3 +13,29 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """The training side of Pollux."""
+
+
+@app.command()
+def launch() -> None:
+    """Run the workers of one node, as told by the POLLUX_ variables; a driver starts this."""
+    from pollux_agent.errors import PolluxAgentError
+    from pollux_agent.lifeline import die_with_parent
+    from pollux_agent.protocol import JobSpec, decode
+    from pollux_agent.settings import worker_settings
+
+    try:
+        settings = worker_settings()
+        die_with_parent(settings.parent_pid if settings else None)
+        from pollux_agent.torch.launcher import check_settings
+        from pollux_agent.torch.launcher import launch as run_workers
+
+        checked = check_settings(settings)
+        spec = decode(JobSpec, checked.folder.spec.read_bytes())
+    except (PolluxAgentError, OSError) as error:
+        typer.echo(f"pollux-agent launch: {error}", err=True)
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if run_workers(checked, spec) else 1)
+
+
+if __name__ == "__main__":
+    app()

@@ -19,7 +19,8 @@ class WorkerSettings:
     """What the driver tells the workers of one node; ARCHITECTURE.md lists the variables.
 
     ``slot_share`` is the fraction of a core that one slot is, set only where the agent itself must keep
-    to it; ``signal_unix_s`` is when the previous incarnation was asked to stop.
+    to it; ``signal_unix_s`` is when the previous incarnation was asked to stop; ``parent_pid`` is the process
+    without which this one may not go on.
     """
 
     job_id: str
@@ -38,6 +39,7 @@ class WorkerSettings:
     checkpoint_interval_s: Annotated[float, Field(gt=0)] = 30.0
     mlflow_tracking_uri: str = ""
     mlflow_run_id: str = ""
+    parent_pid: int | None = None
 
     @property
     def folder(self) -> JobFolder:

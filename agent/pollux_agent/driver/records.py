@@ -1,0 +1,56 @@
+"""What the workers of an incarnation left in the job's folder. It is their data: it may be cut or wrong."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import Event, JobFolder, Outcome, decode
+
+_MAX_OUTCOME_BYTES = 1_000_000
+_EVENT_TAIL_BYTES = 4_096
+_LOG_TAIL_BYTES = 4_000
+
+
+def outcomes(folder: JobFolder, incarnation: int) -> tuple[Outcome, ...]:
+    """The readable outcomes of an incarnation's ranks, in no particular order."""
+    found = []
+    for path in folder.outcomes.glob(f"{incarnation}-*.json"):
+        try:
+            if path.stat().st_size > _MAX_OUTCOME_BYTES:
+                continue
+            outcome = decode(Outcome, path.read_bytes())
+        except (OSError, DocumentError):
+            continue
+        if outcome.incarnation == incarnation:
+            found.append(outcome)
+    return tuple(found)
+
+
+def highest_step(folder: JobFolder, incarnation: int) -> int | None:
+    """The step that rank 0 of an incarnation reached, None if it has taken none."""
+    steps = []
+    for line in tail(folder.events(incarnation, 0), _EVENT_TAIL_BYTES).splitlines():
+        try:
+            event = decode(Event, line)
+        except DocumentError:
+            continue
+        if event.event == "step":
+            steps.append(event.step)
+    return max(steps, default=None)
+
+
+def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:
+    """The last lines that an incarnation's workers printed, node by node."""
+    parts = [f"{node}:\n{tail(folder.log(incarnation, node), _LOG_TAIL_BYTES)}" for node in nodes]
+    return "\n".join(parts)
+
+
+def tail(path: Path, num_bytes: int) -> str:
+    """The end of a text file, empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - num_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

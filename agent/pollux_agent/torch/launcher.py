@@ -1,0 +1,168 @@
+"""The launcher: torch's own elastic agent for the workers of one node, kept off every address but ours.
+
+torchrun's store listens on every interface. Here node rank 0 opens the listening socket itself, on the
+rendezvous address alone, and hands it to the store; the other nodes and all workers join as clients.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import JobSpec
+from pollux_agent.settings import WorkerSettings
+from pollux_agent.torch.network import interface_towards
+
+_JOIN_TIMEOUT = timedelta(seconds=120)
+_BROKEN_GRACE_S = 5
+"""Once one worker has died, the others have nobody to train with and get this long to end."""
+_FAREWELL_S = 5.0
+_MONITOR_S = 0.1
+
+
+def launch(settings: WorkerSettings, spec: JobSpec) -> bool:
+    """Run this node's workers to their end; True if all of them left with exit status 0.
+
+    SIGTERM is passed on to the workers, which then have ``settings.grace_s`` until SIGKILL.
+    """
+    _prepare_environment(settings)
+    handler = _Rendezvous(settings)
+    agent = _Agent(
+        WorkerSpec(
+            role="worker",
+            local_world_size=settings.placement[settings.node],
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=("-m", "pollux_agent.torch.worker", spec.script, *spec.arguments),
+            max_restarts=0,
+            monitor_interval=_MONITOR_S,
+        ),
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        exit_barrier_timeout=settings.grace_s,
+        shutdown_timeout=max(1, round(settings.grace_s)),
+    )
+    try:
+        result: RunResult = agent.run()
+    except SignalException:
+        return False
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        handler.farewell()
+    return not result.is_failed()
+
+
+def _prepare_environment(settings: WorkerSettings) -> None:
+    """What the workers inherit: one thread a slot, and the one network interface that they may use."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["POLLUX_PARENT_PID"] = str(os.getpid())
+    interface = interface_towards(settings.rendezvous.rpartition(":")[0])
+    for library in ("GLOO", "NCCL", "TP"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+    logging.disable(logging.ERROR)
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent, but when a worker dies its peers get seconds, not half a minute."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        pids: dict[int, int] = super()._start_workers(worker_group)
+        context = self._pcontext
+        if context is not None:
+            context.close = partial(context.close, timeout=_BROKEN_GRACE_S)  # type: ignore[method-assign]
+        return pids
+
+
+class _Rendezvous(RendezvousHandler):
+    """Every node knows its rank beforehand; all that is left is the store."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._address, _, port = settings.rendezvous.rpartition(":")
+        self._port = int(port)
+        self._store: Store | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "pollux"
+
+    def get_run_id(self) -> str:
+        return f"{self._settings.job_id}-{self._settings.incarnation}"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._store = self._open_store()
+        return RendezvousInfo(
+            PrefixStore(self.get_run_id(), self._store),
+            self._settings.node_rank,
+            len(self._settings.placement),
+            RendezvousStoreInfo(self._address, self._port),
+        )
+
+    def farewell(self) -> None:
+        """Node rank 0 keeps the store open until the other nodes are gone too, for some seconds at most."""
+        if self._store is None:
+            return
+        ranks = range(len(self._settings.placement))
+        with suppress(RuntimeError):
+            self._store.set(f"gone/{self._settings.node_rank}", "1")
+            deadline = time.monotonic() + _FAREWELL_S
+            while self._settings.node_rank == 0 and time.monotonic() < deadline:
+                if self._store.check([f"gone/{rank}" for rank in ranks]):
+                    break
+                time.sleep(_MONITOR_S)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+    def _open_store(self) -> TCPStore:
+        if self._settings.node_rank != 0:
+            return TCPStore(self._address, self._port, is_master=False, timeout=_JOIN_TIMEOUT)
+        with socket.create_server((self._address, self._port), backlog=512) as listener:
+            return TCPStore(
+                self._address,
+                self._port,
+                is_master=True,
+                timeout=_JOIN_TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+
+
+def check_settings(settings: WorkerSettings | None) -> WorkerSettings:
+    """The settings, if they are those of a launcher; raises DocumentError naming the variable."""
+    if settings is None:
+        raise DocumentError(
+            "POLLUX_JOB_ID: not set; the launcher is started by a driver, see ARCHITECTURE.md"
+        )
+    if settings.node not in settings.placement:
+        raise DocumentError(
+            f"POLLUX_NODE: {settings.node!r} is not in POLLUX_PLACEMENT {dict(settings.placement)}; "
+            "name one of its nodes"
+        )
+    address, _, port = settings.rendezvous.rpartition(":")
+    if not address or not port.isdigit():
+        raise DocumentError(f"POLLUX_RENDEZVOUS: no address:port (got {settings.rendezvous!r})")
+    return settings

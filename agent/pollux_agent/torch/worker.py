@@ -1,0 +1,143 @@
+"""The worker: runs the training script as ``python SCRIPT ARGS...`` would, and records how its rank ended.
+
+Started by the launcher, once a rank: ``python -m pollux_agent.torch.worker SCRIPT ARGS...``.
+"""
+
+import os
+import re
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+from pollux_agent.errors import DocumentError, PolluxAgentError, ScriptError
+from pollux_agent.lifeline import die_with_parent
+from pollux_agent.protocol import Outcome
+from pollux_agent.protocol.outcome import OutcomeKind
+from pollux_agent.records import write_outcome
+from pollux_agent.settings import WorkerSettings, worker_settings
+
+_MAX_TRACEBACK_CHARS = 20_000
+_MAX_ERROR_CHARS = 1_000
+_LOST_CONTACT = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+_LOST_CONTACT_TEXT = re.compile(
+    r"(gloo|nccl).*(connection (closed|reset|refused)|connect|timed out|timeout|broken pipe|remote)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the script named first with the arguments that follow; the exit status, 0 unless it failed."""
+    settings = worker_settings()
+    if settings is None:
+        raise DocumentError("POLLUX_JOB_ID: not set; a worker is started by the launcher")
+    die_with_parent(settings.parent_pid)
+    rank = int(os.environ["RANK"])
+    kind: OutcomeKind = "failed"
+    try:
+        run_script(Path(arguments[0]), arguments[1:])
+        error: BaseException = _unfinished()
+    except SystemExit as exit_:
+        error = _unfinished(exit_)
+    except KeyboardInterrupt as stop:
+        kind, error = "interrupted", stop
+    except BaseException as raised:  # noqa: BLE001 - the outermost edge: whatever ends the script is recorded
+        kind, error = ("interrupted" if lost_contact(raised) else "failed"), raised
+    if settings.folder.outcome(settings.incarnation, rank).exists():
+        return 0
+    outcome = _outcome(settings, rank, kind, error)
+    write_outcome(settings.folder, outcome)
+    print(outcome.traceback, file=sys.stderr, end="", flush=True)  # noqa: T201 - the script's own last words
+    return 1
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> None:
+    """Run ``script`` as the main module, with ``sys.argv`` and ``sys.path[0]`` as Python sets them.
+
+    Raises ScriptError if there is no such file, and whatever the script raises.
+    """
+    if not script.is_file():
+        raise ScriptError(f"script: {str(script)!r} is no file; name an existing Python file")
+    sys.argv = [str(script), *arguments]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether a worker ended only because another worker, or the store, went away."""
+    return any(
+        isinstance(link, _LOST_CONTACT)
+        or (isinstance(link, RuntimeError) and _LOST_CONTACT_TEXT.search(str(link)) is not None)
+        for link in _chain(error)
+    )
+
+
+def user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that run the script, or all of it if the script has no frame in it."""
+    ours = (__file__, runpy.__file__)
+    rest = trace
+    while rest is not None and (
+        rest.tb_frame.f_code.co_filename in ours or "runpy" in rest.tb_frame.f_code.co_filename
+    ):
+        rest = rest.tb_next
+    return rest
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _unfinished(exit_: SystemExit | None = None) -> ScriptError:
+    """What is wrong when a script comes to its end and its rank has left no outcome."""
+    if exit_ is not None and exit_.code not in (None, 0):
+        return ScriptError(
+            f"the script ended itself with status {exit_.code!r} before its training was complete"
+        )
+    if _job() is None:
+        return ScriptError(
+            "the script ended without having made an ElasticJob, so nothing was trained under Pollux; "
+            "make one round the training loop, as the examples do"
+        )
+    return ScriptError(
+        "the script ended before its training was complete; "
+        "it must run its ElasticJob's loop to the last epoch"
+    )
+
+
+def _job() -> object | None:
+    """The script's ElasticJob, if it made one."""
+    module = sys.modules.get("pollux_agent.torch.job")
+    return module.current_job() if module is not None else None
+
+
+def _outcome(settings: WorkerSettings, rank: int, kind: OutcomeKind, error: BaseException) -> Outcome:
+    job = _job()
+    name = "" if isinstance(error, ScriptError) else f"{type(error).__name__}: "
+    if isinstance(error, PolluxAgentError) and error.__traceback__ is None:
+        text = f"{error}\n"
+    else:
+        trace = user_frames(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, trace))
+    return Outcome(
+        kind=kind,
+        job_id=settings.job_id,
+        incarnation=settings.incarnation,
+        rank=rank,
+        time_unix_s=time.time(),
+        step=getattr(job, "step", 0),
+        steps_taken=getattr(job, "steps_taken", 0),
+        progress=getattr(job, "progress", 0.0),
+        error=f"{name}{error}".strip()[:_MAX_ERROR_CHARS],
+        traceback=text[-_MAX_TRACEBACK_CHARS:],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""The service's store: one folder a job, and two small files, each written whole or not at all."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pollux.cluster.base import ClusterJob
+from pollux_agent.driver import DriverState
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import DOCUMENT_CONFIG, JobFolder, JobSpec, decode, encode
+from pollux_agent.records import write_atomic
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Lease:
+    """Who may schedule, and until when."""
+
+    holder: Annotated[str, Field(min_length=1)]
+    until_unix_s: float
+
+
+class JobStore:
+    """Files of the service in the state folder; the service is their only writer."""
+
+    def __init__(self, state: Path) -> None:
+        self._jobs = state / "jobs"
+        self._counter = state / "decision-counter"
+        self._lease = state / "lease.json"
+
+    def folder(self, job_id: str) -> JobFolder:
+        return JobFolder(self._jobs / job_id)
+
+    def load(self) -> list[tuple[ClusterJob, DriverState]]:
+        """All readable jobs in order of submission; an unreadable one is left alone and named in the log."""
+        jobs = []
+        for path in sorted(self._jobs.glob("*/job.json")):
+            try:
+                job = decode(ClusterJob, path.read_bytes())
+                state_path = path.with_name("driver.json")
+                state = decode(DriverState, state_path.read_bytes()) if state_path.exists() else DriverState()
+            except (OSError, DocumentError) as error:
+                logger.error("job %s cannot be read and is left out: %s", path.parent.name, error)
+                continue
+            jobs.append((job, state))
+        return sorted(jobs, key=lambda item: item[0].submitted_unix_s)
+
+    def save_job(self, job: ClusterJob) -> None:
+        write_atomic(self.folder(job.job_id).root / "job.json", encode(job).encode())
+
+    def save_driver(self, job_id: str, state: DriverState) -> None:
+        write_atomic(self.folder(job_id).root / "driver.json", encode(state).encode())
+
+    def save_spec(self, job_id: str, spec: JobSpec, script: Path) -> None:
+        """The spec as the workers see it, with the script's own path."""
+        resolved = replace(spec, script=str(script))
+        write_atomic(self.folder(job_id).spec, encode(resolved).encode())
+
+    def ask_fresh(self, job_id: str) -> None:
+        """Note that the job's checkpoints are to be deleted before its next start."""
+        write_atomic(self._fresh(job_id), b"")
+
+    def make_fresh(self, job_id: str) -> bool:
+        """Delete checkpoints and completion marker if that was asked for; whether it was."""
+        if not self._fresh(job_id).exists():
+            return False
+        folder = self.folder(job_id)
+        folder.complete.unlink(missing_ok=True)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        self._fresh(job_id).unlink()
+        return True
+
+    def last_decision(self) -> int:
+        """The last number given out, 0 before the first."""
+        try:
+            return int(self._counter.read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def next_decision(self, largest_on_jobs: int) -> int:
+        """Count up, above all given out before and above ``largest_on_jobs``."""
+        number = max(self.last_decision(), largest_on_jobs) + 1
+        write_atomic(self._counter, f"{number}\n".encode())
+        return number
+
+    def lease(self) -> Lease | None:
+        try:
+            return decode(Lease, self._lease.read_bytes())
+        except (FileNotFoundError, DocumentError):
+            return None
+
+    def save_lease(self, lease: Lease | None) -> None:
+        if lease is None:
+            self._lease.unlink(missing_ok=True)
+        else:
+            write_atomic(self._lease, encode(lease).encode())
+
+    def _fresh(self, job_id: str) -> Path:
+        return self.folder(job_id).root / "fresh"
