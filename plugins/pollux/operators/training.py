@@ -144,10 +144,11 @@ class PolluxTrainingOperator(KubernetesPodOperator):
     def _run(self, context: Any, *, fresh: bool) -> dict[str, Any] | None:
         """Submit the job and follow it, in the triggerer or here."""
         config = self._settings()
+        spec = self._spec(context)
         control = self._control(config)
         self._busy = True
         try:
-            job, stopped_before = self._submit(context, config, control, fresh=fresh)
+            job, stopped_before = self._submit(context, spec, config, control, fresh=fresh)
             if job.status.phase not in FINAL_PHASES:
                 if self.deferrable and not self._killed:
                     self._defer(config, fresh=fresh, stopped_before=stopped_before)
@@ -157,15 +158,15 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         return self._conclude(context, job, fresh=fresh, stopped_before=stopped_before)
 
     def _submit(
-        self, context: Any, config: Settings, control: JobControl, *, fresh: bool
+        self, context: Any, spec: JobSpec, config: Settings, control: JobControl, *, fresh: bool
     ) -> tuple[ClusterJob, bool]:
         """The job as the cluster has it now, and whether it still ends because of an earlier stop."""
-        spec = self._spec(context)
         identity = self._identity(context, config)
         self.job_id = job_id(identity, spec.name)
         run_id = None
         try:
-            stopped_before = self._stopping(control, fresh=fresh)
+            if fresh:
+                self._stop_for_fresh(control)
             run_id = self._ensure_run(config, identity, spec)
             job = control.submit(self.job_id, identity=identity, spec=spec, run_id=run_id, fresh=fresh)
         except Refused as error:
@@ -174,8 +175,15 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         except ClusterError as error:
             raise AirflowException(f"{self.job_id} could not be submitted: {error}") from error
         self._note_run(job)
-        self.log.info("Submitted %s, try %s: %s", self.job_id, job.status.try_number, job.spec)
-        return job, stopped_before
+        self.log.info(
+            "Submitted %s: %s on %s to %s GPUs, M0 %s",
+            self.job_id,
+            spec.script,
+            spec.min_gpus,
+            spec.max_gpus,
+            spec.initial_batch_size,
+        )
+        return job, job.status.stop is not None
 
     def _defer(self, config: Settings, *, fresh: bool, stopped_before: bool) -> None:
         self.defer(
@@ -225,21 +233,13 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             self.log.error("The training script's traceback:\n%s", outcome.traceback)
         raise (AirflowFailException if verdict.kind == "fail" else AirflowException)(verdict.message)
 
-    def _stopping(self, control: JobControl, *, fresh: bool) -> bool:
-        """Whether the job's workers still end, so that it must be submitted again when they are gone.
-
-        That is so after a stop that the last try asked for, and when a fresh start finds the job at work.
-        """
+    def _stop_for_fresh(self, control: JobControl) -> None:
+        """A job at work cannot start over: it is stopped, and submitted again when its workers are gone."""
         try:
-            status = control.job(self.job_id).status
+            if control.job(self.job_id).status.phase not in FINAL_PHASES:
+                control.stop(self.job_id, "failed")
         except UnknownJob:
-            return False
-        if status.phase in FINAL_PHASES:
-            return False
-        if fresh and status.stop is None:
-            control.stop(self.job_id, "failed")
-            return True
-        return status.stop is not None
+            return
 
     def _stop(self, config: Settings, reason: StopReason) -> None:
         """Ask for the job's end; if that cannot be done the scheduling cycle ends it, and the log says so."""

@@ -1,0 +1,70 @@
+"""The scheduling DAG's one task: a cycle, its figures in the log, and the check for orphans."""
+
+import logging
+import time
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+
+from pollux.settings import Settings, settings
+
+STARTUP_S = 15.0
+"""Airflow takes up to this long from a run's due time to its task's first line, most of it cold imports."""
+
+_CRON_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30)
+"""Minutes that divide an hour, so that a cron rule keeps the interval."""
+
+
+def schedule(config: Settings) -> str | timedelta:
+    """A cron rule where the interval is one to thirty whole minutes that divide an hour, else the interval."""
+    minutes, rest_s = divmod(config.interval_s, 60)
+    if rest_s == 0 and minutes in _CRON_STEPS:
+        return "* * * * *" if minutes == 1 else f"*/{int(minutes)} * * * *"
+    return config.interval
+
+
+def task_limit(config: Settings) -> timedelta:
+    """No cycle needs as long; one that hangs is killed, so that the next can come."""
+    return timedelta(seconds=3 * config.interval_s + config.free_wait_s + 120)
+
+
+def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str, Any]:
+    """One cycle now, for the run that was due at ``run_after``; its figures in short.
+
+    A cycle that decides nothing ends as a skipped task with the reason.
+    """
+    from pollux.cluster.local import LocalCluster
+    from pollux.cycle import run_once
+    from pollux.record import Records
+    from pollux.store import ModelStore
+
+    config = settings()
+    if config.cluster != "local":
+        raise AirflowException(f"cluster is {config.cluster!r}, which is not supported yet; set it to 'local'")
+    result = run_once(
+        LocalCluster(config.socket),
+        ModelStore(
+            config.mlflow_tracking_uri,
+            experiment=config.experiment,
+            decisions_experiment=config.decisions_experiment,
+            deployment=config.deployment,
+        ),
+        config,
+        now=time.time(),
+        due=run_after.timestamp() + STARTUP_S,
+        holder=f"{config.deployment}/{run_id}",
+        records=Records(config.decisions),
+    )
+    if result.skipped:
+        raise AirflowSkipException(result.skipped)
+    log.info("Decision %s, objective %s", result.decision, result.objective)
+    for action in result.actions:
+        log.info("%s: %s %s", action.job_id, action.outcome, action.message)
+    for job_id, why in result.left_out.items():
+        log.info("%s was left out: %s", job_id, why)
+    if result.unrecorded:
+        log.warning("MLflow holds nothing of this decision: %s", result.unrecorded)
+    for step, seconds in result.wall_clock_s.items():
+        log.info("%s took %.3f s", step, seconds)
+    return {"decision": result.decision, "actions": len(result.actions)}
