@@ -9,6 +9,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+from pollux.cli import demo as demo  # noqa: E402
 from pollux.cli import local as local  # noqa: E402
 from pollux.cli import stack as stack  # noqa: E402
 from pollux.cli import verify as verify  # noqa: E402

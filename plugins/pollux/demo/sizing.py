@@ -66,18 +66,29 @@ def epochs_for(timing: Timing, growth: Growth, seconds: float) -> int:
     return max(1, round(progress_alone(timing, growth, seconds) / timing.epoch_progress))
 
 
-def timing_from(events: Sequence[Event], *, epoch_progress: float) -> Timing:
-    """The timing that one rank's events show.
+def timing_from(events: Sequence[Event], *, epochs: int) -> Timing:
+    """The timing that rank 0's events of a complete training of ``epochs`` epochs show.
 
-    The first step is left out of the speed, for it warms up. Raises ValueError when there are too few
-    steps to tell.
+    The first third of its steps is left out of the speed: the machine warms up and the batch size is still
+    being tuned. Raises ValueError when the training is not complete or took too few steps to tell.
     """
     steps = [event for event in events if event.event == "step"]
-    if len(steps) < 3 or steps[-1].progress <= steps[1].progress:
+    done = next((event for event in events if event.event == "done"), None)
+    if done is None or not steps:
+        raise ValueError("the training is not complete, so nothing can be told from it")
+    warm_s = steps[0].t_unix_s + (done.t_unix_s - steps[0].t_unix_s) / 3
+    base = next((event for event in steps if event.t_unix_s >= warm_s), steps[0])
+    seconds, progress = done.t_unix_s - base.t_unix_s, done.progress - base.progress
+    if seconds <= 0 or progress <= 0:
         raise ValueError(f"{len(steps)} step events are too few to tell a speed from")
-    seconds = steps[-1].t_unix_s - steps[1].t_unix_s
     return Timing(
-        progress_per_s=(steps[-1].progress - steps[1].progress) / seconds,
-        epoch_progress=epoch_progress,
+        progress_per_s=progress / seconds,
+        epoch_progress=done.progress / epochs,
         start_s=max(0.0, steps[0].t_unix_s - events[0].t_unix_s),
     )
+
+
+def stepping_seconds(events: Sequence[Event]) -> float:
+    """Seconds from the first step to the last event; 0 before the first step."""
+    first = next((event.t_unix_s for event in events if event.event == "step"), None)
+    return 0.0 if first is None else events[-1].t_unix_s - first

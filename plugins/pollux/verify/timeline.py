@@ -140,8 +140,9 @@ def _trained(ranks: tuple[WorkerLog, ...]) -> bool:
 
 
 def _emptied(job: JobRecord, before: Span, after: Span) -> bool:
+    """Whether the job was given nothing, or had failed, between two incarnations."""
     return any(
-        event.event == "allocate" and not event.placement
+        event.event == "end" or (event.event == "allocate" and not event.placement)
         for event in job.driver
         if before.start_unix_s < event.t_unix_s <= after.start_unix_s
     )

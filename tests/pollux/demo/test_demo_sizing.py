@@ -11,6 +11,7 @@ from pollux.demo.sizing import (
     epochs_for,
     progress_alone,
     seconds_alone,
+    stepping_seconds,
     timing_from,
 )
 from pollux_agent.protocol import Event
@@ -59,17 +60,31 @@ def test_whatever_the_speed_the_chosen_epochs_last_about_the_wanted_time(
     assert abs(lasts - seconds) <= start_s + part * seconds * 2
 
 
-def test_timing_is_read_from_events() -> None:
-    def event(t: float, name: str, progress: float) -> Event:
-        return Event(t_unix_s=t, event=name, node="n", slots=(0,), step=0, progress=progress, batch_size=8)
-
-    events = [event(0, "start", 0), event(4, "step", 1), event(5, "step", 6), event(9, "step", 26)]
-    timing = timing_from(events, epoch_progress=13.0)
-    assert (timing.progress_per_s, timing.start_s) == (pytest.approx(20 / 4), pytest.approx(4))
+def event(t: float, name: str, progress: float) -> Event:
+    return Event(t_unix_s=t, event=name, node="n", slots=(0,), step=0, progress=progress, batch_size=8)
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_too_few_steps_are_refused(steps: int) -> None:
-    event = Event(t_unix_s=1.0, event="step", node="n", slots=(0,), step=1, progress=1.0, batch_size=8)
-    with pytest.raises(ValueError, match=f"{steps} step events"):
-        timing_from([event] * steps, epoch_progress=1.0)
+def test_timing_is_read_from_a_complete_training() -> None:
+    """Steps from second 4 to 10, so the speed is that from second 6 on: 20 in 4 s, over 2 epochs of 13."""
+    events = [event(0, "start", 0), event(4, "step", 1), event(5, "step", 2), event(6, "step", 6)]
+    events += [event(9, "step", 20), event(10, "checkpoint", 26), event(10, "done", 26)]
+    timing = timing_from(events, epochs=2)
+    assert timing.progress_per_s == pytest.approx(20 / 4)
+    assert (timing.epoch_progress, timing.start_s) == (pytest.approx(13), pytest.approx(4))
+    assert stepping_seconds(events) == pytest.approx(6)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [event(0, "start", 0), event(4, "step", 1)],
+        [event(0, "start", 0), event(4, "done", 1)],
+        [event(4, "step", 1), event(4, "done", 1)],
+    ],
+    ids=["nothing", "not done", "no step", "no time passed"],
+)
+def test_what_shows_no_speed_is_refused(events: list[Event]) -> None:
+    with pytest.raises(ValueError, match=r"too few|not complete"):
+        timing_from(events, epochs=1)
+    assert stepping_seconds(events) == 0

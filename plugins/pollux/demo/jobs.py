@@ -1,0 +1,124 @@
+"""What the demo trains, and when each job is submitted."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pollux.verify import Expectation, Expectations
+from pollux_agent.protocol import JobSpec, ScalingRule
+
+TRAIN_DAG, SCHEDULE_DAG, TASK = "pollux_train", "pollux_schedule", "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoJob:
+    """One training. ``metric`` is what its script logs last, and ``target`` what it has to reach."""
+
+    name: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    initial_batch_size: int
+    max_local_batch_size: int
+    scaling_rule: ScalingRule
+    metric: str
+    target: float
+    higher_is_better: bool
+
+    @property
+    def run_id(self) -> str:
+        """The id of its DAG run."""
+        return f"demo-{self.name}"
+
+    def spec(self, *, epochs: int, max_gpus: int) -> JobSpec:
+        return JobSpec(
+            name=self.name,
+            script=self.script,
+            arguments=self.arguments,
+            initial_batch_size=self.initial_batch_size,
+            max_local_batch_size=self.max_local_batch_size,
+            scaling_rule=self.scaling_rule,
+            epochs=epochs,
+            max_gpus=max_gpus,
+        )
+
+    def form(self, *, epochs: int, max_gpus: int) -> dict[str, Any]:
+        """What a person would fill into the form of the training DAG."""
+        return {
+            "name": self.name,
+            "script": self.script,
+            "arguments": list(self.arguments),
+            "initial_batch_size": self.initial_batch_size,
+            "max_local_batch_size": self.max_local_batch_size,
+            "scaling_rule": self.scaling_rule,
+            "epochs": epochs,
+            "max_gpus": max_gpus,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """One run of the demo.
+
+    Alone on the cluster each job would last about ``seconds_alone``. The next job is submitted once every
+    slot is in use, so that somebody has to shrink for it, or after ``patience_s`` at the latest.
+    ``stall_s`` is how long nothing at all may happen; ``time_limit_s`` is only reported.
+    """
+
+    jobs: tuple[DemoJob, ...]
+    interval_s: float = 60.0
+    seconds_alone: float = 220.0
+    patience_s: float = 170.0
+    slot_cap: float = 0.5
+    stall_s: float = 180.0
+    time_limit_s: float = 720.0
+    memory_limit_bytes: float = 6e9
+
+
+DIGITS = DemoJob(
+    name="digits",
+    script="digits.py",
+    initial_batch_size=32,
+    max_local_batch_size=256,
+    scaling_rule="adascale",
+    metric="val_accuracy",
+    target=0.95,
+    higher_is_better=True,
+)
+LANGUAGE_MODEL = DemoJob(
+    name="language-model",
+    script="language_model.py",
+    initial_batch_size=16,
+    max_local_batch_size=128,
+    scaling_rule="sqrt",
+    metric="val_loss",
+    target=2.5,
+    higher_is_better=False,
+)
+DIGITS_AGAIN = replace(DIGITS, name="digits-again", arguments=("--seed", "1"))
+
+
+def demo_plan() -> DemoPlan:
+    """The demo of `make demo`."""
+    return DemoPlan(jobs=(DIGITS, LANGUAGE_MODEL, DIGITS_AGAIN))
+
+
+def quick_plan() -> DemoPlan:
+    """The same in small, for tests: two jobs and a decision every 5 seconds."""
+    return DemoPlan(
+        jobs=(DIGITS, DIGITS_AGAIN), interval_s=5.0, seconds_alone=60.0, patience_s=45.0, stall_s=90.0
+    )
+
+
+def expectations_of(plan: DemoPlan) -> Expectations:
+    """What `pollux verify` holds the run to."""
+    return Expectations(
+        jobs=tuple(
+            Expectation(
+                name=job.name,
+                dag_run_id=job.run_id,
+                metric=job.metric,
+                target=job.target,
+                higher_is_better=job.higher_is_better,
+            )
+            for job in plan.jobs
+        )
+    )

@@ -1,0 +1,131 @@
+"""What happens right now, read from the cluster, the workers' event files and the last decision."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pollux.cluster.base import ClusterJob, JobControl, JobIdentity, Phase
+from pollux.cluster.identity import job_id
+from pollux.demo.jobs import TASK, TRAIN_DAG, DemoJob
+from pollux.errors import UnknownJob
+from pollux.snapshot import Decision
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import Event, JobFolder, Placement, decode
+
+_TAIL_BYTES = 16_384
+_WINDOW_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job as it is now. ``goodput`` is measured: useful samples per second over the last steps."""
+
+    name: str
+    phase: Phase | None = None
+    placement: Placement = field(default_factory=dict)
+    incarnation: int = 0
+    step: int = 0
+    progress: float = 0.0
+    batch_size: int = 0
+    goodput: float | None = None
+    message: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return sum(self.placement.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterNow:
+    """All jobs of the demo, and what the last decision said of each."""
+
+    jobs: tuple[JobView, ...]
+    decision: int = 0
+    reasons: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gpus_at_work(self) -> int:
+        """GPUs of the jobs that train at this moment."""
+        return sum(job.gpus for job in self.jobs if job.phase == "running" and job.step)
+
+
+class Observer:
+    """Reads the state of the demo's jobs; a job that was not submitted yet has no phase."""
+
+    def __init__(self, control: JobControl, state: Path, *, deployment: str = "airflow") -> None:
+        self._control, self._state, self._deployment = control, state, deployment
+
+    def look(self, jobs: Sequence[DemoJob]) -> ClusterNow:
+        """Raises ClusterUnavailable when the cluster does not answer."""
+        decision = last_decision(self._state / "decisions")
+        views = tuple(self._view(job) for job in jobs)
+        if decision is None:
+            return ClusterNow(jobs=views)
+        names = {self.job_id(job): job.name for job in jobs}
+        reasons = tuple((names[key], said.reason) for key, said in decision.jobs.items() if key in names)
+        return ClusterNow(jobs=views, decision=decision.decision, reasons=reasons)
+
+    def job_id(self, job: DemoJob) -> str:
+        identity = JobIdentity(deployment=self._deployment, dag_id=TRAIN_DAG, run_id=job.run_id, task_id=TASK)
+        return job_id(identity, job.name)
+
+    def _view(self, job: DemoJob) -> JobView:
+        try:
+            found: ClusterJob = self._control.job(self.job_id(job))
+        except UnknownJob:
+            return JobView(name=job.name)
+        folder = JobFolder(self._state / "jobs" / found.job_id)
+        events = last_events(folder.events(found.status.incarnation, 0))
+        last = events[-1] if events else None
+        return JobView(
+            name=job.name,
+            phase=found.status.phase,
+            placement=found.status.held,
+            incarnation=found.status.incarnation,
+            step=last.step if last else 0,
+            progress=last.progress if last else 0.0,
+            batch_size=last.batch_size if last else 0,
+            goodput=measured_goodput(events, initial_batch_size=job.initial_batch_size),
+            message=found.status.message,
+        )
+
+
+def last_events(path: Path) -> list[Event]:
+    """The whole lines at the end of an event file; none while it is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            start = max(0, file.tell() - _TAIL_BYTES)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    events = []
+    for line in lines[1 if start else 0 : -1]:
+        try:
+            events.append(decode(Event, line))
+        except DocumentError:
+            continue
+    return events
+
+
+def measured_goodput(events: Sequence[Event], *, initial_batch_size: int) -> float | None:
+    """Useful samples per second over the last steps; None while there are too few."""
+    steps = [event for event in events if event.event == "step"]
+    steps = [event for event in steps if event.t_unix_s >= steps[-1].t_unix_s - _WINDOW_S]
+    if len(steps) < 2 or steps[-1].t_unix_s <= steps[0].t_unix_s:
+        return None
+    seconds = steps[-1].t_unix_s - steps[0].t_unix_s
+    return (steps[-1].progress - steps[0].progress) * initial_batch_size / seconds
+
+
+def last_decision(folder: Path) -> Decision | None:
+    """The newest saved decision that can be read, None before the first."""
+    numbers = sorted((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()), reverse=True)
+    for number in numbers[:3]:
+        try:
+            return decode(Decision, (folder / str(number) / "decision.json").read_bytes())
+        except (OSError, DocumentError):
+            continue
+    return None

@@ -1,0 +1,216 @@
+"""The whole demo, phase by phase; each says what it does, or why it failed and which log to read."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from pollux.airflow_api import AirflowApi
+from pollux.cluster.local import LocalCluster
+from pollux.demo.answers import await_runs, end_schedule, export_answers
+from pollux.demo.folder import fresh_folder
+from pollux.demo.follow import Follower, await_dags
+from pollux.demo.jobs import DemoPlan, expectations_of
+from pollux.demo.observe import Observer
+from pollux.demo.picture import save_picture
+from pollux.demo.sizing import Growth, Timing, epochs_for, seconds_alone
+from pollux.demo.summary import (
+    CheckSummary,
+    DemoSummary,
+    job_summaries,
+    memory_check,
+    summary_table,
+)
+from pollux.demo.timing import time_scripts
+from pollux.demo.view import LiveView
+from pollux.errors import StoreError
+from pollux.policy import decide
+from pollux.snapshot import Snapshot
+from pollux.stack.control import running_stack
+from pollux.stack.memory import MemorySampler
+from pollux.stack.progress import StartProgress
+from pollux.stack.record import StackPlan, StackRecord
+from pollux.verify import EXPECTATIONS_FILE, RunRecord, figures_of, read_record, run_checks
+from pollux.verify.checks import DATABASE
+from pollux.verify.runs import read_runs
+from pollux.verify.table import checks_table
+from pollux.verify.training import double_bookings
+from pollux_agent.protocol import encode, to_plain
+from pollux_agent.records import write_atomic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where the demo leaves what people look at; the rest is in its state folder."""
+
+    summary: Path
+    picture: Path
+
+
+def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console) -> DemoSummary:
+    """Run the demo and check it; the stack is gone when this returns or raises.
+
+    Raises ConfigError for a folder that is not the demo's, StackError and DemoError where a phase fails.
+    """
+    began_s = time.monotonic()
+    state = fresh_folder(state)
+    for path in (outputs.summary, outputs.picture):
+        path.unlink(missing_ok=True)
+    write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan)).encode())
+    stack_plan = StackPlan(state=state, interval_s=plan.interval_s, slot_cap=plan.slot_cap)
+    console.print("timing the training scripts on one slot")
+    timings = time_scripts(plan, scripts=stack_plan.scripts, say=lambda line: console.print(f"  {line}"))
+    console.print("starting Airflow, MLflow and the local cluster")
+    with MemorySampler(state) as memory:
+        with ExitStack() as stack:
+            with StartProgress() as progress:
+                record = stack.enter_context(running_stack(stack_plan, follow=progress))
+            epochs = _train(plan, timings, record, console)
+            console.print("stopping the stack")
+    total_s = time.monotonic() - began_s
+    console.print("checking what the run left behind")
+    ended = _Ended(plan=plan, epochs=epochs, peak_bytes=memory.peak_bytes, total_s=total_s, stack=record)
+    return _conclude(ended, outputs, console)
+
+
+def _train(
+    plan: DemoPlan, timings: Mapping[str, Timing], stack: StackRecord, console: Console
+) -> Mapping[str, int]:
+    """Submit, follow, and export what Airflow says; the epochs of each job."""
+    state = stack.plan.state
+    cluster = LocalCluster(state / "local.sock")
+    capacity = sum(node.gpus for node in cluster.observe().nodes)
+    growth = Growth(interval_s=plan.interval_s, max_slots=capacity)
+    epochs = {job.name: epochs_for(timings[job.script], growth, plan.seconds_alone) for job in plan.jobs}
+    targets = {job.name: epochs[job.name] * timings[job.script].epoch_progress for job in plan.jobs}
+    console.print(f"Airflow is at {stack.airflow_url} (log-in: {stack.login}), MLflow at {stack.mlflow_url}")
+    for job in plan.jobs:
+        alone_s = seconds_alone(timings[job.script], growth, epochs[job.name])
+        console.print(f"  {job.name}: {epochs[job.name]} epochs, about {alone_s:.0f} s alone")
+    with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
+        await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
+        follower = Follower(
+            plan,
+            api,
+            Observer(cluster, state),
+            epochs=epochs,
+            targets=targets,
+            capacity=capacity,
+            state=state,
+        )
+        with LiveView(console, capacity=capacity) as view:
+            follower.run(view)
+        console.print("waiting for the last figures, then exporting Airflow's answers")
+        await_runs(state / DATABASE, num_runs=len(plan.jobs), timeout_s=plan.interval_s + 15)
+        end_schedule(api, stall_s=plan.stall_s, logs=state / "logs")
+        export_answers(api, state)
+    return epochs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A run whose stack was stopped."""
+
+    plan: DemoPlan
+    epochs: Mapping[str, int]
+    peak_bytes: int
+    total_s: float
+    stack: StackRecord
+
+
+def _conclude(ended: _Ended, outputs: Outputs, console: Console) -> DemoSummary:
+    """Verify, draw, write and print."""
+    state = ended.stack.plan.state
+    record = read_record(state)
+    checks = (*run_checks(record, decide), memory_check(ended.plan, ended.peak_bytes))
+    console.print(checks_table(checks))
+    figures = figures_of(record)
+    capacity = max(
+        (sum(node.gpus for node in d.snapshot.nodes) for d in record.decisions.values()), default=1
+    )
+    save_picture(outputs.picture, figures, capacity=capacity, title=_title(ended.plan, capacity))
+    summary = DemoSummary(
+        ok=all(check.ok for check in checks),
+        jobs=job_summaries(
+            ended.plan, figures, epochs=ended.epochs, metrics=_final_metrics(ended.plan, record)
+        ),
+        decisions=len(record.decisions),
+        double_booked_slots=len(double_bookings(record.jobs)),
+        peak_memory_bytes=ended.peak_bytes,
+        total_s=round(ended.total_s, 1),
+        num_cores=len(os.sched_getaffinity(0)),
+        state=str(state),
+        checks=tuple(
+            CheckSummary(name=check.name, ok=check.ok, explanation=check.explanation) for check in checks
+        ),
+        warnings=_warnings(ended),
+    )
+    write_atomic(outputs.summary, (json.dumps(to_plain(summary), indent=2) + "\n").encode())
+    _print_end(summary, ended, outputs, console)
+    return summary
+
+
+def _slots(snapshot: Snapshot) -> int:
+    return sum(node.gpus for node in snapshot.nodes)
+
+
+def _final_metrics(plan: DemoPlan, record: RunRecord) -> dict[str, float]:
+    try:
+        runs = {run.job_id: run for run in read_runs(record.root / DATABASE)}
+    except StoreError:
+        return {}
+    wanted = {job.name: job.metric for job in plan.jobs}
+    return {
+        job.name: value
+        for job in record.jobs
+        if job.name in wanted
+        and (run := runs.get(job.job.job_id))
+        and math.isfinite(value := run.metrics.get(wanted[job.name], math.nan))
+    }
+
+
+def _warnings(ended: _Ended) -> tuple[str, ...]:
+    limit_s = ended.plan.time_limit_s
+    if ended.total_s <= limit_s:
+        return ()
+    return (f"the run took {ended.total_s:.0f} s, more than {limit_s:.0f} s; a busy machine slows it down",)
+
+
+def _title(plan: DemoPlan, capacity: int) -> str:
+    every = "every minute" if plan.interval_s == 60 else f"every {plan.interval_s:g} s"
+    return f"Who held which of {capacity} GPU slots: Airflow re-allocates them {every} by goodput"
+
+
+def _print_end(summary: DemoSummary, ended: _Ended, outputs: Outputs, console: Console) -> None:
+    stack = ended.stack
+    urls = {
+        job.name: f"{stack.mlflow_url}/#/runs/{job.mlflow_run_id}"
+        for job in summary.jobs
+        if job.mlflow_run_id
+    }
+    console.print(summary_table(summary, mlflow_urls=urls))
+    console.print(
+        f"{ended.total_s / 60:.1f} minutes, {summary.decisions} decisions, "
+        f"{summary.peak_memory_bytes / 1e9:.2f} GB of memory at the peak",
+        highlight=False,
+    )
+    for warning in summary.warnings:
+        console.print(f"warning: {warning}", style="yellow")
+    console.print(f"summary: {outputs.summary}\npicture: {outputs.picture}", highlight=False)
+    console.print(
+        f"to open the MLflow links: .venv/bin/pollux stack up --state {stack.plan.state} "
+        f"--mlflow-port {stack.mlflow_port}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for check in summary.checks:
+        if not check.ok:
+            console.print(f"FAILED {check.name}: {check.explanation}", style="bold red", markup=False)
+    if not summary.ok:
+        console.print(f"the logs are in {stack.plan.state / 'logs'} and in jobs/*/logs beside it")
