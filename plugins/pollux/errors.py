@@ -5,6 +5,7 @@
     PolluxError
     ├── ConfigError          a setting or a cluster file is wrong: names field, value and fix; final
     ├── SnapshotError        a saved snapshot or decision cannot be read; final
+    ├── DecisionError        a decision breaks a rule of its snapshot, so nothing was done; final
     ├── ClusterError
     │   ├── ClusterUnavailable   the cluster does not answer; try again later
     │   ├── Conflict             a newer decision, or another holder of the lease, was there first
@@ -29,6 +30,10 @@ class ConfigError(PolluxError, ValueError):
 
 class SnapshotError(PolluxError, ValueError):
     """A saved snapshot or decision cannot be read."""
+
+
+class DecisionError(PolluxError, ValueError):
+    """A decision breaks a rule of its snapshot."""
 
 
 class ClusterError(PolluxError):

@@ -11,5 +11,6 @@ app = typer.Typer(
 
 from pollux.cli import demo as demo  # noqa: E402
 from pollux.cli import local as local  # noqa: E402
+from pollux.cli import solve as solve  # noqa: E402
 from pollux.cli import stack as stack  # noqa: E402
 from pollux.cli import verify as verify  # noqa: E402

@@ -7,7 +7,13 @@ from numpy.random import Generator
 
 from pollux.policy.problem import Ints, Problem
 
-_PATIENCE = 25
+_PRESSURE = 3
+"""How strongly better candidates are preferred as parents: rank = size u^3, u uniform in [0, 1)."""
+
+_CHANGES = (1.0, 0.4, 0.1)
+"""Chance of a first, a second and a third change to a child."""
+
+_PATIENCE = 40
 """Generations without a better candidate after which the search ends."""
 
 
@@ -69,8 +75,11 @@ def _greedy(problem: Problem, candidate: Ints) -> Ints:
 
 
 def _cross(population: Ints, size: int, rng: Generator) -> Ints:
-    """Children that take each job's row from either of two parents, half of them from one parent alone."""
-    fathers, mothers = rng.integers(len(population), size=(2, size))
+    """Children that take each job's row from either of two parents, half of them from one parent alone.
+
+    Parents come from a population sorted best first, the better ones more often.
+    """
+    fathers, mothers = (len(population) * rng.random((2, size)) ** _PRESSURE).astype(np.int64)
     from_mother = rng.random((size, population.shape[1], 1)) < 0.5
     from_mother[: size // 2] = False
     return np.asarray(np.where(from_mother, population[mothers], population[fathers]))
@@ -84,8 +93,8 @@ def _mutate(problem: Problem, children: Ints, rng: Generator) -> Ints:
     """
     size, jobs, nodes = children.shape
     priority = rng.random((size, jobs))
-    for turn in range(3):
-        where = np.flatnonzero(rng.random(size) < (1.0, 0.6, 0.3)[turn])
+    for turn in range(len(_CHANGES)):
+        where = np.flatnonzero(rng.random(size) < _CHANGES[turn])
         if not len(where):
             continue
         some = children[where]

@@ -1,0 +1,107 @@
+"""``pollux solve``: the decision and the plan for a saved snapshot; pure, without any service."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pollux.cli import app
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pollux.plan import Action
+    from pollux.snapshot import Decision, Snapshot
+
+
+@app.command()
+def solve(
+    snapshot_file: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved snapshot.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print decision and plan as one object.")] = False,
+) -> None:
+    """Decide for a saved snapshot: what every job gets and why, and what would be done. Changes nothing.
+
+    The same snapshot always gives the same decision. Every cycle saves its snapshot as
+    decisions/NUMBER/snapshot.json in the stack's state folder.
+    """
+    from pollux.errors import ConfigError, DecisionError
+    from pollux.plan import plan
+    from pollux.policy import decide
+    from pollux.snapshot import Snapshot
+    from pollux_agent.errors import DocumentError
+    from pollux_agent.protocol import decode, to_plain
+
+    try:
+        snapshot = decode(Snapshot, snapshot_file.read_text(encoding="utf-8"))
+        decision = decide(snapshot)
+    except (OSError, UnicodeDecodeError, DocumentError, ConfigError) as error:
+        typer.echo(f"{snapshot_file}: {error}", err=True)
+        raise typer.Exit(2) from None
+    try:
+        actions = plan(snapshot, decision)
+    except DecisionError as error:
+        typer.echo(f"the policy's decision breaks a rule: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        answer = {"decision": to_plain(decision), "plan": [to_plain(action) for action in actions]}
+        typer.echo(json.dumps(answer, sort_keys=True, indent=2))
+    else:
+        _print(snapshot, decision, actions)
+
+
+def _print(snapshot: "Snapshot", decision: "Decision", actions: "tuple[Action, ...]") -> None:
+    from rich.console import Console
+
+    console = Console()
+    total = sum(node.gpus for node in snapshot.nodes)
+    given = sum(sum(job.placement.values()) for job in decision.jobs.values())
+    console.print(
+        f"decision {decision.decision} by {decision.policy}: {given} of {total} GPUs "
+        f"to {len(snapshot.jobs)} jobs, objective {decision.objective:.4f}"
+    )
+    console.print(_decision_table(snapshot, decision))
+    if actions:
+        console.print(_plan_table(actions))
+    else:
+        console.print("plan: nothing to do")
+
+
+def _decision_table(snapshot: "Snapshot", decision: "Decision") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="decision", title_justify="left", show_lines=True)
+    for name in ("job", "now", "gets", "goodput", "speed-up"):
+        table.add_column(name, no_wrap=name not in ("job", "now", "gets"))
+    table.add_column("reason", ratio=1)
+    for job in snapshot.jobs:
+        answer = decision.jobs[job.job_id]
+        goodput = "" if answer.goodput is None else f"{answer.goodput_now or 0:.4g} -> {answer.goodput:.4g}"
+        table.add_row(
+            escape(job.name or job.job_id),
+            escape(_placement(job.placement)),
+            escape(_placement(answer.placement)),
+            goodput,
+            "" if answer.speedup is None else f"{answer.speedup:.2f}",
+            escape(answer.reason),
+        )
+    return table
+
+
+def _plan_table(actions: "tuple[Action, ...]") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="plan, in this order", title_justify="left")
+    for name in ("action", "job", "from", "to"):
+        table.add_column(name)
+    for action in actions:
+        before, after = _placement(action.before), _placement(action.after)
+        table.add_row(action.kind, escape(action.job_id), escape(before), escape(after))
+    return table
+
+
+def _placement(placement: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {gpus}" for name, gpus in sorted(placement.items())) or "-"
