@@ -1,31 +1,51 @@
-"""What all tests share: Airflow, where one needs it, keeps to a folder that goes away with the tests."""
+"""What all tests share: an Airflow home of their own, resources by name, and the check for silent skips."""
 
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-DAGS = Path(__file__).parent.parent / "dags"
-_HOME = pytest.StashKey[str]()
+TOP = Path(__file__).resolve().parents[1]
+RESOURCES = {"traces": "POLLUX_TRACES", "kube": "POLLUX_KUBE"}
+"""Folders that not every machine has, and the variable that names each."""
+
+_HOME = pytest.StashKey[Path]()
+_PASSED = pytest.StashKey[Counter[str]]()
+_SKIPPED = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--complete",
+        action="store_true",
+        help="fail if a test was skipped without needs(...), or if a folder of tests passed none",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Airflow reads its settings when it is first imported, so they are there before any test is."""
-    home = tempfile.mkdtemp(prefix="pollux-test-airflow-")
-    config.stash[_HOME] = home
-    os.environ.update(
-        AIRFLOW_HOME=home,
-        AIRFLOW__CORE__UNIT_TEST_MODE="True",
-        AIRFLOW__CORE__LOAD_EXAMPLES="False",
-        AIRFLOW__CORE__DAGS_FOLDER=str(DAGS),
-        AIRFLOW__CORE__PLUGINS_FOLDER=f"{home}/plugins",
-        AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{home}/airflow.db",
-        AIRFLOW__LOGGING__BASE_LOG_FOLDER=f"{home}/logs",
-        AIRFLOW__API_AUTH__JWT_SECRET="only-for-tests-" + "x" * 49,
+    config.addinivalue_line(
+        "markers", "needs(resource): runs only where the resource's folder is set: " + ", ".join(RESOURCES)
     )
+    home = Path(tempfile.mkdtemp(prefix="pollux-tests-"))
+    config.stash[_HOME] = home
+    config.stash[_PASSED] = Counter()
+    config.stash[_SKIPPED] = []
+    for name in [name for name in os.environ if name.startswith(("AIRFLOW", "MLFLOW_"))]:
+        del os.environ[name]
+    (home / "plugins").mkdir()
+    os.environ |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "True",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(TOP / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -34,8 +54,56 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def airflow_db() -> Iterator[None]:
-    """An empty metadata database, made once."""
+    """An initialised, empty Airflow database in the tests' own home; seconds, for tests that run DAGs."""
     from airflow.utils import db
 
     db.initdb()
     yield
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        (resource,) = mark.args
+        variable = RESOURCES[resource]
+        folder = os.environ.get(variable)
+        if not folder:
+            pytest.skip(f"needs {resource}: {variable} is not set")
+        if not Path(folder).is_dir():
+            pytest.fail(f"{variable}: {folder} is no folder; correct it or unset it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests through the real stack go last, so that a broken unit is told first."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    suite = item.path.relative_to(TOP / "tests").parts[0]
+    if report.when == "call" and report.passed:
+        item.config.stash[_PASSED][suite] += 1
+    elif report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not reason.removeprefix("Skipped: ").startswith("needs "):
+            item.config.stash[_SKIPPED].append(f"{item.nodeid}: {reason}")
+    return report
+
+
+def _incomplete(config: pytest.Config) -> list[str]:
+    """What a complete session would not show."""
+    folders = (path for path in (TOP / "tests").iterdir() if any(path.rglob("test_*.py")))
+    empty = [f"tests/{path.name}: no test passed" for path in folders if not config.stash[_PASSED][path.name]]
+    return empty + [f"skipped: {skipped}" for skipped in config.stash[_SKIPPED]]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--complete") and session.exitstatus == 0 and _incomplete(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--complete") and (missing := _incomplete(config)):
+        terminalreporter.section("not complete", red=True, bold=True)
+        for line in missing:
+            terminalreporter.line(line)

@@ -18,6 +18,9 @@ from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
 from pollux_agent.records import write_atomic
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+MAX_SOCKET_BYTES = 107
+"""Longest path of a Unix socket on Linux."""
+
 StackPhase = Literal["starting", "ready", "stopping", "stopped", "failed"]
 
 
@@ -44,7 +47,7 @@ class StackPlan:
     mlflow_port: Port | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for a file or folder that is not there."""
+        """Raise ConfigError for a file or folder that is not there, or a state path that is too long."""
         for option, path, hint in (
             ("--dags", self.dags, "the folder of the project's DAG files"),
             ("--scripts", self.scripts, "the folder of training scripts"),
@@ -53,6 +56,12 @@ class StackPlan:
                 raise ConfigError(f"{option}: {path} is no folder; name {hint}")
         if self.cluster is not None and not self.cluster.is_file():
             raise ConfigError(f"--cluster: {self.cluster} is no file; name a cluster file")
+        socket_bytes = len(os.fsencode(self.state.absolute() / "local.sock"))
+        if socket_bytes > MAX_SOCKET_BYTES:
+            raise ConfigError(
+                f"--state: {self.state} makes a socket path of {socket_bytes} bytes, at most "
+                f"{MAX_SOCKET_BYTES} are possible; name a folder with a shorter path"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

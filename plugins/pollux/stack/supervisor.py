@@ -191,7 +191,7 @@ class Supervisor:
             chosen = [running for running in self._running.values() if running.service.stop_wave == wave]
             asked = tuple(running.process for running in chosen if running.process)
             log.info("stopping %s", ", ".join(running.service.name for running in chosen if running.process))
-            grace_s = max(running.service.grace_s for running in chosen)
+            grace_s = max((running.service.grace_s for running in chosen if running.process), default=0.0)
             end(asked, mark="", grace_s=grace_s, asked=asked)
         if not kill(leaders, self.record.mark):
             log.error("some processes could not be killed")

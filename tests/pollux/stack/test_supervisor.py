@@ -1,0 +1,159 @@
+"""The supervisor over real small processes: start order, restarts, and that nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pollux.errors import StackError
+from pollux.stack import control
+from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
+from pollux.stack.processes import is_alive, wait_until
+from pollux.stack.record import StackRecord, read_record
+
+TOY = Path(__file__).with_name("toy_supervisor.py")
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, str(TOY), str(tmp_path)], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        control.down(tmp_path)
+        process.kill()
+        process.wait()
+
+
+def await_record(state: Path, condition: Callable[[StackRecord], bool]) -> StackRecord:
+    def holds() -> bool:
+        record = read_record(state)
+        return record is not None and condition(record)
+
+    assert wait_until(holds, WAIT_S), (read_record(state), control.tail(state / "logs" / "fragile.log"))
+    record = read_record(state)
+    assert record is not None
+    return record
+
+
+def is_ready(record: StackRecord) -> bool:
+    return record.phase == "ready"
+
+
+def test_all_services_run_once_the_first_program_has_ended(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    record = await_record(tmp_path, is_ready)
+    assert (tmp_path / "migrated").exists()
+    assert {name for name, part in record.components.items() if part.process} == {
+        *("breeder", "stubborn", "fragile")
+    }
+    assert record.supervisor.pid == toy.pid
+    assert control.is_running(record)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_however_the_supervisor_ends(
+    tmp_path: Path, toy: subprocess.Popen[bytes], signum: signal.Signals
+) -> None:
+    processes = stack_processes(await_record(tmp_path, is_ready))
+    assert len(processes) == 7, "supervisor, guard, three services and two children of one"
+    toy.send_signal(signum)
+    toy.wait(WAIT_S)
+    assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
+
+
+def test_down_ends_what_is_left_when_supervisor_and_guard_were_killed(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    record = await_record(tmp_path, is_ready)
+    processes = stack_processes(record)
+    assert record.guard is not None
+    for helper in (record.guard, record.supervisor):
+        os.kill(helper.pid, signal.SIGKILL)
+    toy.wait(WAIT_S)
+    assert control.down(tmp_path)
+    assert not any(map(is_alive, processes))
+    stopped = read_record(tmp_path)
+    assert stopped is not None
+    assert stopped.phase == "stopped"
+    assert not control.down(tmp_path), "a second time there is nothing to stop"
+
+
+def test_a_service_that_is_killed_is_started_again_without_its_children(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    before = await_record(tmp_path, is_ready).components["breeder"]
+    assert before.process is not None
+    os.kill(before.process.pid, signal.SIGKILL)
+    again = await_record(tmp_path, lambda record: record.components["breeder"].restarts == 1)
+    after = await_record(
+        tmp_path, lambda record: record.components["breeder"].process not in (None, before.process)
+    )
+    assert again.phase == after.phase == "ready"
+    assert not is_alive(before.process)
+    assert "breeder: ended with signal SIGKILL" not in control.tail(after.components["breeder"].log)
+
+
+@pytest.mark.slow
+def test_a_service_that_keeps_ending_stops_the_stack_and_names_its_log(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    processes = stack_processes(await_record(tmp_path, is_ready))
+    (tmp_path / "poison").touch()
+    assert toy.wait(60) == 1
+    record = read_record(tmp_path)
+    assert record is not None
+    assert record.phase == "failed"
+    assert "fragile: ended 6 times" in record.error
+    assert str(tmp_path / "logs" / "fragile.log") in record.error
+    assert control.tail(tmp_path / "logs" / "fragile.log").splitlines()[-1] == "poisoned"
+    assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
+
+
+def test_a_service_that_ends_during_the_start_fails_it_at_once(tmp_path: Path) -> None:
+    (tmp_path / "poison").touch()
+    process = subprocess.Popen([sys.executable, str(TOY), str(tmp_path)], stderr=subprocess.DEVNULL)
+    assert process.wait(WAIT_S) == 1
+    record = read_record(tmp_path)
+    assert record is not None
+    assert record.phase == "failed"
+    assert "fragile: ended with exit code 3 while the stack started" in record.error
+
+
+def test_a_second_supervisor_is_refused(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:
+    first = await_record(tmp_path, is_ready)
+    second = subprocess.run([sys.executable, str(TOY), str(tmp_path)], check=False, timeout=WAIT_S)
+    assert second.returncode == 1
+    assert is_alive(first.supervisor)
+    assert read_record(tmp_path) == first
+
+
+def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:
+    processes = stack_processes(await_record(tmp_path, is_ready))
+    with MemorySampler(tmp_path) as sampler:
+        assert wait_until(lambda: sampler.samples > 0, WAIT_S)
+    pythons = 5
+    assert sampler.peak_bytes > pythons * 2e6
+    assert sampler.peak_bytes < 3 * total_bytes(processes)
+
+
+def test_up_refuses_a_folder_of_dags_that_does_not_exist(tmp_path: Path) -> None:
+    from pollux.errors import ConfigError
+    from pollux.stack.record import StackPlan
+
+    plan = StackPlan(state=tmp_path / "state", dags=tmp_path / "nowhere", scripts=tmp_path)
+    with pytest.raises(ConfigError, match=r"--dags: .*nowhere is no folder"):
+        control.up(plan, tethered=True)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_spoilt_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text("{}")
+    with pytest.raises(StackError, match=r"stack\.json.*phase: missing"):
+        control.down(tmp_path)
