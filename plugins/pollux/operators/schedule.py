@@ -17,7 +17,7 @@ _CRON_STEPS = (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30)
 
 
 def schedule(config: Settings) -> str | timedelta:
-    """A cron rule where the interval is one to thirty whole minutes that divide an hour, else the interval."""
+    """A cron rule for whole minutes that divide an hour, at most thirty; else the interval."""
     minutes, rest_s = divmod(config.interval_s, 60)
     if rest_s == 0 and minutes in _CRON_STEPS:
         return "* * * * *" if minutes == 1 else f"*/{int(minutes)} * * * *"
@@ -41,7 +41,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
 
     config = settings()
     if config.cluster != "local":
-        raise AirflowException(f"cluster is {config.cluster!r}, which is not supported yet; set it to 'local'")
+        raise AirflowException(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
     result = run_once(
         LocalCluster(config.socket),
         ModelStore(
