@@ -85,7 +85,9 @@ def test_a_cluster_that_is_away_is_complained_about_once(caplog: pytest.LogCaptu
     assert relay.poll() is not None
 
 
-def test_a_folder_that_is_gone_costs_only_the_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_gone_costs_only_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     relay = Relay(
         Script([status(phase="running")], ["x"]), JOB.job_id, LOG, cursor_file=tmp_path / "gone" / "cursor"
     )

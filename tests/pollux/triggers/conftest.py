@@ -1,0 +1,1 @@
+from airflow_rim import cluster, context, state  # noqa: F401
