@@ -14,10 +14,11 @@ _TIMEOUT_S = 120.0
 def run_gang(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``function(*args)`` returns on each rank, by rank; fails with a rank's traceback if it raises.
 
-    ``function`` lies at the top level of its module; what it returns is plain values.
+    ``function`` lies at the top level of its module; what it returns is plain values. ``torch._dynamo`` is
+    loaded ahead since the first optimizer imports it, which takes seconds.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "pollux_agent.torch.gradients"])
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.gradients"])
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):
@@ -75,7 +76,10 @@ def _member(
             world_size=world_size,
             pg_options=options,
         )
-        pipe.send((True, function(*args)))
+        dist.barrier()
+        value = function(*args)
+        dist.barrier()
+        pipe.send((True, value))
         dist.destroy_process_group()
     except BaseException:
         pipe.send((False, traceback.format_exc()))
