@@ -34,6 +34,7 @@ def up(
     cluster: Annotated[Path | None, typer.Option(help="Cluster file: nodes and slots.")] = None,
     interval: Annotated[float, typer.Option(help="Seconds between scheduling cycles.")] = 60.0,
     slot_cap: Annotated[float | None, typer.Option(help="Most of a core that one slot may be.")] = None,
+    report_interval: Annotated[float | None, typer.Option(help="Seconds between jobs' reports.")] = None,
     dags: Annotated[Path | None, typer.Option(help="DAGs folder. [default: the project's]")] = None,
     airflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
@@ -50,6 +51,7 @@ def up(
         "cluster": cluster,
         "interval_s": interval,
         "slot_cap": slot_cap,
+        "report_interval_s": report_interval,
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
         **({"dags": dags} if dags else {}),
@@ -185,4 +187,3 @@ def _write(as_json: bool, plain: dict[str, Any], text: str) -> None:
 def _fail(error: Exception, code: int) -> None:
     sys.stderr.write(f"error: {error}\n")
     raise typer.Exit(code)
-

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 import pollux
 from pollux.errors import ConfigError, StackError
+from pollux.local.nodes import read_nodes
 from pollux.stack.processes import ProcessId
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
@@ -34,7 +35,8 @@ class StackPlan:
     """What a person asked ``pollux stack up`` for.
 
     ``cluster`` is a cluster file to use instead of the default nodes, ``slot_cap`` the largest fraction of
-    a core that one slot may be; ports are the kernel's choice unless given.
+    a core that one slot may be, ``report_interval_s`` how often jobs report; ports are the kernel's choice
+    unless given.
     """
 
     state: Path
@@ -42,12 +44,13 @@ class StackPlan:
     dags: Path = Field(default_factory=lambda: _project() / "dags")
     scripts: Path = Field(default_factory=lambda: _project() / "agent" / "examples")
     interval_s: Annotated[float, Field(gt=0)] = 60.0
-    slot_cap: Annotated[float, Field(gt=0, le=1)] | None = None
+    slot_cap: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    report_interval_s: Annotated[float, Field(ge=0.1)] | None = None
     airflow_port: Port | None = None
     mlflow_port: Port | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for a file or folder that is not there, or a state path that is too long."""
+        """Raise ConfigError for a folder that is not there, a bad cluster file, or too long a state path."""
         for option, path, hint in (
             ("--dags", self.dags, "the folder of the project's DAG files"),
             ("--scripts", self.scripts, "the folder of training scripts"),
@@ -56,6 +59,8 @@ class StackPlan:
                 raise ConfigError(f"{option}: {path} is no folder; name {hint}")
         if self.cluster is not None and not self.cluster.is_file():
             raise ConfigError(f"--cluster: {self.cluster} is no file; name a cluster file")
+        if self.cluster is not None:
+            read_nodes(self.cluster)
         socket_bytes = len(os.fsencode(self.state.absolute() / "local.sock"))
         if socket_bytes > MAX_SOCKET_BYTES:
             raise ConfigError(

@@ -86,9 +86,12 @@ def base_environment(record: StackRecord) -> dict[str, str]:
 
 def _local_cluster(record: StackRecord) -> Service:
     plan = record.plan
-    command = [str(Path(sys.executable).with_name("pollux")), "local", "serve", "--state", str(plan.state)]
+    command = [str(Path(sys.executable).with_name("pollux")), "local", "serve"]
+    command += ["--state", str(plan.state), "--scripts", str(plan.scripts)]
     if plan.slot_cap is not None:
         command += ["--slot-cap", str(plan.slot_cap)]
+    if plan.report_interval_s is not None:
+        command += ["--report-interval", str(plan.report_interval_s)]
     socket = plan.state / "local.sock"
     return Service(
         name="local",
