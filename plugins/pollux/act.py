@@ -49,7 +49,7 @@ class Act:
         self._cluster = cluster
         self._decision = decision
         self._still_ours = still_ours
-        self._pending = [action for action in actions if action.before != action.after]
+        self._pending = list(actions)
         self._outcomes: dict[str, ActionOutcome] = {}
 
     def run(self, wait_s: float) -> tuple[ActionOutcome, ...]:
@@ -86,7 +86,7 @@ class Act:
         for action in self._pending:
             if _fits(action, view, held=True):
                 self._pending.remove(action)
-                self._patch(action, action.after, action.reason, "done")
+                self._patch(action, action.after, action.reason, "done", view)
                 return True
         return False
 
@@ -98,10 +98,13 @@ class Act:
         if moving is None:
             return False
         self._pending.remove(moving)
-        self._patch(moving, {}, f"{moving.reason}; it stops first, since its new GPUs are in use", "vacated")
+        reason = f"{moving.reason}; it stops first, since its new GPUs are in use"
+        self._patch(moving, {}, reason, "vacated", view)
         return True
 
-    def _patch(self, action: Action, placement: Placement, reason: str, outcome: Outcome) -> None:
+    def _patch(
+        self, action: Action, placement: Placement, reason: str, outcome: Outcome, view: ClusterView
+    ) -> None:
         if not self._still_ours():
             self._note(action, "unavailable", "this cycle took longer than its lease")
             return
@@ -112,7 +115,7 @@ class Act:
                 allocation=Allocation(
                     decision=self._decision,
                     placement=placement,
-                    gpu_type=action.gpu_type if placement else "",
+                    gpu_type=next((node.gpu_type for node in view.nodes if node.name in placement), ""),
                     reason=reason,
                 ),
             )

@@ -16,7 +16,7 @@ from pollux.figures import decision_figures, realised_figures, realised_goodput
 from pollux.jobruns import close_ended_runs, job_records
 from pollux.observe import build_snapshot
 from pollux.plan import plan
-from pollux.policy import check, decide
+from pollux.policy import decide
 from pollux.record import Records, plan_json, reason_in_short, to_json
 from pollux.settings import Settings
 from pollux.snapshot import Decision, Snapshot
@@ -104,7 +104,6 @@ def _cycle(
         records.save(number, "snapshot.json", encode(snapshot))
     with watch.step("decide"):  # 3
         decision = decide(snapshot)
-        check(snapshot, decision)
         records.save(number, "decision.json", encode(decision))
     with watch.step("plan"):  # 4
         actions = plan(snapshot, decision)

@@ -128,10 +128,10 @@ class MemoryCluster:
                     mlflow_run_id=run_id,
                     status=JobStatus(since_unix_s=self._clock()),
                 )
-            elif old.status.phase in FINAL_PHASES and (fresh or old.status.phase != "done"):
+            elif _may_reopen(old, fresh=fresh):
                 status = replace(
                     old.status,
-                    phase="waiting",
+                    phase="waiting" if old.status.phase in FINAL_PHASES else old.status.phase,
                     since_unix_s=self._clock(),
                     message="",
                     outcome=None,
@@ -246,3 +246,10 @@ class MemoryCluster:
         self._set(job_id, phase, {})
         job = self._jobs[job_id]
         self._jobs[job_id] = replace(job, allocation=replace(job.allocation, placement={}))
+
+
+def _may_reopen(job: ClusterJob, *, fresh: bool) -> bool:
+    """Whether a new submission starts the job again: it is over or was asked to end; done only if fresh."""
+    if job.status.phase in FINAL_PHASES:
+        return fresh or job.status.phase != "done"
+    return job.status.stop is not None
