@@ -59,8 +59,7 @@ class Adam:
         roots = list(torch._foreach_sqrt([state[moment] for state in states]))
         beta2 = float(group["betas"][1])
         corrections = [
-            _root_correction(beta2, state["step"], root.device)
-            for state, root in zip(states, roots, strict=True)
+            _root_correction(beta2, state["step"], root) for state, root in zip(states, roots, strict=True)
         ]
         torch._foreach_div_(roots, corrections)
         return _reciprocal(roots, group["eps"])
@@ -95,11 +94,11 @@ class RMSprop:
         return _reciprocal(list(torch._foreach_sqrt(squares)), group["eps"])
 
 
-def _root_correction(beta2: float, step: Tensor | float, device: torch.device) -> Tensor:
-    """sqrt(1 - beta2^t) as a number on ``device``, without waiting for it."""
+def _root_correction(beta2: float, step: Tensor | float, like: Tensor) -> Tensor:
+    """sqrt(1 - beta2^t) as a number where ``like`` is, without waiting for it."""
     if isinstance(step, Tensor) and step.device.type != "cpu":
         return (1.0 - beta2**step).sqrt()
-    return torch.tensor((1.0 - beta2 ** float(step)) ** 0.5, device=device)
+    return torch.tensor((1.0 - beta2 ** float(step)) ** 0.5, dtype=like.dtype, device=like.device)
 
 
 def _reciprocal(roots: list[Tensor], eps: float) -> list[Tensor]:

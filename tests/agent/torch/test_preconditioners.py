@@ -1,0 +1,110 @@
+"""P read from each optimizer's state against the update that the optimizer itself makes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+from pollux_agent.torch.precondition import Identity, Metric, preconditioner, squared_norm
+
+
+def stepped(kind: type[optim.Optimizer], **options: Any) -> tuple[list[Tensor], optim.Optimizer]:
+    """Two parameters after three steps on random gradients."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(3, 4, generator=generator).double()) for _ in range(2)]
+    optimizer = kind(params, lr=0.01, **options)
+    for _ in range(3):
+        for param in params:
+            param.grad = torch.randn(3, 4, generator=generator).double()
+        optimizer.step()
+    return params, optimizer
+
+
+def explicit(kind: type[optim.Optimizer], state: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """The papers' diagonals, one parameter at a time."""
+    if issubclass(kind, optim.Adagrad):
+        return 1 / (state["sum"].sqrt() + 1e-10)
+    if issubclass(kind, optim.RMSprop):
+        square = state["square_avg"]
+        if options.get("centered"):
+            square = square - state["grad_avg"] ** 2
+        return 1 / (square.sqrt() + 1e-8)
+    moment = state["max_exp_avg_sq"] if options.get("amsgrad") else state["exp_avg_sq"]
+    return 1 / ((moment / (1 - 0.999**3)).sqrt() + 1e-8)
+
+
+CASES = [
+    (optim.Adam, {}),
+    (optim.Adam, {"amsgrad": True}),
+    (optim.AdamW, {"weight_decay": 0.1}),
+    (optim.NAdam, {}),
+    (optim.Adagrad, {}),
+    (optim.RMSprop, {}),
+    (optim.RMSprop, {"centered": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
+def test_norm_under_the_optimizers_diagonal(kind: type[optim.Optimizer], options: dict[str, Any]) -> None:
+    params, optimizer = stepped(kind, **options)
+    gradient = {number: torch.full((3, 4), 0.5 + number).double() for number in range(2)}
+    want = sum(
+        float((explicit(kind, optimizer.state[param], options) * gradient[number]).square().sum())
+        for number, param in enumerate(params)
+    )
+    metric = Metric(params, [(optimizer, preconditioner(optimizer))])
+    assert float(metric.squared_norm(gradient)) == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "nesterov": True}], ids=str)
+def test_sgd_measures_plain_gradients(options: dict[str, Any]) -> None:
+    params, optimizer = stepped(optim.SGD, **options)
+    metric = Metric(params, [(optimizer, preconditioner(optimizer))])
+    assert float(metric.squared_norm({1: torch.full((3, 4), 2.0)})) == pytest.approx(48.0)
+
+
+@pytest.mark.parametrize("kind", [optim.Adam, optim.Adagrad, optim.RMSprop])
+def test_before_the_first_step_p_is_not_known(kind: type[optim.Optimizer]) -> None:
+    params = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = kind(params)
+    assert not Metric(params, [(optimizer, preconditioner(optimizer))]).known
+
+
+def test_a_parameter_without_state_is_left_out() -> None:
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = optim.Adam(params)
+    params[0].grad = torch.ones(2)
+    optimizer.step()
+    metric = Metric(params, [(optimizer, preconditioner(optimizer))])
+    both = metric.squared_norm({0: torch.ones(2), 1: torch.ones(2)})
+    assert float(both) == pytest.approx(float(metric.squared_norm({0: torch.ones(2)})))
+
+
+class Doubling:
+    """P = 2 I."""
+
+    needs_state = False
+
+    def diagonal(self, optimizer: Any, group: Any, params: Any) -> list[Tensor]:
+        return [torch.full((), 2.0) for _ in params]
+
+
+def test_a_custom_preconditioner_is_used_for_its_class() -> None:
+    params, optimizer = stepped(optim.SGD)
+    custom = preconditioner(optimizer, {optim.SGD: Doubling()})
+    assert float(Metric(params, [(optimizer, custom)]).squared_norm({0: torch.ones(3, 4)})) == pytest.approx(
+        48
+    )
+
+
+def test_an_unknown_optimizer_is_taken_plain_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    params = [torch.nn.Parameter(torch.ones(2))]
+    found = preconditioner(optim.ASGD(params))
+    assert isinstance(found, Identity)
+    assert "ASGD" in caplog.text
+
+
+def test_norms_of_half_precision_do_not_overflow() -> None:
+    got = squared_norm([torch.full((100,), 1000.0, dtype=torch.float16)], torch.device("cpu"))
+    assert float(got) == pytest.approx(1e8)
