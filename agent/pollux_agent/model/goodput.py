@@ -107,7 +107,7 @@ class GoodputModel:
 
         M = K m (s + 1) lies between M0 and the limit, or one whole split below M0 where M0 does not come
         out even and rounding up would pass the limit. One GPU takes M > M0 only with s >= 1, so that
-        gradients can be compared within a step.
+        gradients can be compared within a step (unless the least m alone is above M0).
         """
         nodes, replicas = np.broadcast_arrays(num_nodes, num_replicas)
         placements, inverse = np.unique(
