@@ -34,7 +34,7 @@ def launch() -> None:
     except (PolluxAgentError, OSError) as error:
         typer.echo(f"pollux-agent launch: {error}", err=True)
         raise typer.Exit(2) from None
-    raise typer.Exit(0 if run_workers(checked, spec) else 1)
+    run_workers(checked, spec)
 
 
 if __name__ == "__main__":

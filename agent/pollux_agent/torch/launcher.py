@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from typing import NoReturn
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -32,11 +33,22 @@ _FAREWELL_S = 5.0
 _MONITOR_S = 0.1
 
 
-def launch(settings: WorkerSettings, spec: JobSpec) -> bool:
-    """Run this node's workers to their end; True if all of them left with exit status 0.
+def launch(settings: WorkerSettings, spec: JobSpec) -> NoReturn:
+    """Run this node's workers to their end and exit, with status 0 if all of them left with status 0.
 
     SIGTERM is passed on to the workers, which then have ``settings.grace_s`` until SIGKILL.
     """
+    try:
+        status = 0 if _run_workers(settings, spec) else 1
+    except Exception:  # noqa: BLE001 - the outermost edge
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # after an error, threads of torch would keep the process alive
+
+
+def _run_workers(settings: WorkerSettings, spec: JobSpec) -> bool:
     _prepare_environment(settings)
     handler = _Rendezvous(settings)
     agent = _Agent(
@@ -80,7 +92,12 @@ class _Agent(LocalElasticAgent):
         pids: dict[int, int] = super()._start_workers(worker_group)
         context = self._pcontext
         if context is not None:
-            context.close = partial(context.close, timeout=_BROKEN_GRACE_S)  # type: ignore[method-assign]
+            close = context.close
+
+            def close_soon(death_sig: signal.Signals | None = None, timeout: int = _BROKEN_GRACE_S) -> None:
+                close(death_sig, timeout)
+
+            context.close = close_soon  # type: ignore[method-assign]
         return pids
 
 
