@@ -1,0 +1,58 @@
+"""What a job has behind it, over all its incarnations."""
+
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """Counters that survive a restart with the checkpoint.
+
+    ``progress`` counts steps of size M0 in useful progress; ``logged`` is the last step that each
+    metric was logged at; ``restart_s`` sums the seconds from stop signal to first new step over
+    ``timed_restarts`` restarts (one after a crash has no signal to time from).
+    """
+
+    step: int = 0
+    progress: float = 0.0
+    examples: int = 0
+    skipped_steps: int = 0
+    restarts: int = 0
+    timed_restarts: int = 0
+    restart_s: float = 0.0
+    first_start_s: float | None = None
+    max_gpus_seen: int = 0
+    max_batch_size_seen: int = 0
+    reports: int = 0
+    logged: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def mean_restart_s(self) -> float | None:
+        return self.restart_s / self.timed_restarts if self.timed_restarts else None
+
+    def count_restart(self, seconds: float | None) -> None:
+        """A restarted job made its first new step, ``seconds`` after the stop signal if there was one."""
+        self.restarts += 1
+        if seconds is not None:
+            self.timed_restarts += 1
+            self.restart_s += max(0.0, seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+
+def process_age_s() -> float | None:
+    """Seconds since this process began, None where the system does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started_s)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

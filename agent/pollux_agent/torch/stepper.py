@@ -1,0 +1,126 @@
+"""One optimizer step out of several micro-batches: what happens inside the user's ``optimizer.step()``."""
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from pollux_agent.torch.gradients import GradientSync, StepResult
+from pollux_agent.torch.sampler import MicroBatch
+from pollux_agent.torch.scaling import ScalingRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedStep:
+    """A step that all ranks finished; ``skipped``: without an update. ``lr_factor`` is the rule's lambda."""
+
+    samples: int
+    skipped: bool
+    stop: bool
+    noise_scale: float | None
+    lr_factor: float
+
+
+class Stepper:
+    """Patches the optimizers so that a step of the user's loop is one micro-batch of a step of ours.
+
+    Until the last micro-batch ``optimizer.step()`` does nothing. On the last one it updates once, with
+    the learning rate multiplied for this update alone: schedulers see the rate that the user chose.
+    Outside the loader's loop the optimizers are as they were.
+    """
+
+    def __init__(
+        self,
+        sync: GradientSync,
+        optimizers: Sequence[Optimizer],
+        *,
+        rule: ScalingRule,
+        initial_batch_size: int,
+        schedule: Callable[[], float],
+        stop_asked: Callable[[], bool],
+    ) -> None:
+        self._sync, self._optimizers, self._rule = sync, optimizers, rule
+        self._initial_batch_size = initial_batch_size
+        self._schedule, self._stop_asked = schedule, stop_asked
+        self._micro: MicroBatch | None = None
+        self._result: StepResult | None = None
+        self._updated = False
+        self._lr_factor = 1.0
+        for optimizer in optimizers:
+            self._patch(optimizer)
+
+    def begin(self, micro: MicroBatch) -> None:
+        """A micro-batch is about to be given to the user's loop."""
+        if micro.first:
+            self._result, self._updated = None, False
+            self._sync.start_step(micro_batches=micro.micro_batches, step_samples=micro.step_samples)
+        self._sync.start_micro_batch(num_samples=micro.num_samples, last=micro.last)
+        self._micro = micro
+
+    def end(self) -> FinishedStep | None:
+        """The user's loop is done with the micro-batch; the finished step if it was the last.
+
+        A last micro-batch without ``optimizer.step()``, as a GradScaler leaves it that met an inf, is a
+        skipped step.
+        """
+        micro, self._micro = self._micro, None
+        if micro is None or not micro.last:
+            return None
+        result = self._result or self._finish(micro)
+        return FinishedStep(
+            samples=micro.step_samples,
+            skipped=result.skip or not self._updated,
+            stop=result.stop,
+            noise_scale=result.noise_scale,
+            lr_factor=self._lr_factor,
+        )
+
+    def abandon(self) -> None:
+        """The user's loop ended within a step: what it accumulated is dropped."""
+        self._micro = None
+        self._sync.abandon_step()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def _finish(self, micro: MicroBatch) -> StepResult:
+        self._result = self._sync.finish_step(stop=self._stop_asked())
+        self._lr_factor = self._rule.factor(
+            batch_size=micro.step_samples,
+            initial_batch_size=self._initial_batch_size,
+            noise_scale=self._result.noise_scale,
+        )
+        return self._result
+
+    def _patch(self, optimizer: Optimizer) -> None:
+        original = optimizer.step
+
+        @functools.wraps(original)
+        def step(self_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            micro = self._micro
+            if micro is None:
+                return original(closure) if closure is not None else original()
+            loss = closure() if closure is not None else None
+            if micro.last and not (self._result or self._finish(micro)).skip:
+                with scaled_lr(optimizer, self._lr_factor * self._schedule()):
+                    original()
+                self._updated = True
+            return loss
+
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+@contextmanager
+def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Every group's learning rate times ``factor``, until the end of the block."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

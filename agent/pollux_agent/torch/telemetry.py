@@ -1,0 +1,150 @@
+"""What rank 0 tells about the job: the report for the scheduler, and figures against progress for people."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pollux_agent.model.throughput import ThroughputParams
+from pollux_agent.protocol import Report
+from pollux_agent.records import write_atomic
+from pollux_agent.report import Reporter
+from pollux_agent.settings import WorkerSettings
+from pollux_agent.torch.config import JobConfig
+from pollux_agent.torch.history import History
+from pollux_agent.torch.profile import Profile
+from pollux_agent.torch.sampler import BatchPlan
+
+PROFILE_EVERY_REPORTS = 10
+CLOSE_TIMEOUT_S = 2.0
+PROFILE_NAME = "profile.json"
+
+
+@dataclass(slots=True)
+class _Window:
+    """What happened since the last report, in training time (boundaries and evaluation left out)."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    progress: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What a report is made of besides the history; ``fits`` by GPU type."""
+
+    plan: BatchPlan
+    num_gpus: int
+    noise_scale: float | None
+    lr_factor: float
+    target_progress: float | None
+    fits: Mapping[str, ThroughputParams]
+
+
+class Telemetry:
+    """Sends reports and metrics; a metric's steps only ever rise, also over restarts."""
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        settings: WorkerSettings | None,
+        config: JobConfig,
+        history: History,
+    ) -> None:
+        self._reporter, self._settings, self._config, self._history = reporter, settings, config, history
+        self._window = _Window()
+        self._memory = settings.folder.root / "logged.json" if settings is not None else None
+
+    def recall(self) -> None:
+        """Take up what was logged after the checkpoint that the history is of."""
+        try:
+            logged = json.loads(self._memory.read_text()) if self._memory else {}
+        except (OSError, ValueError):
+            return
+        for name, step in logged.items():
+            self._history.logged[name] = max(step, self._history.logged.get(name, -1))
+
+    def step(self, *, seconds: float, samples: int, progress: float) -> None:
+        """Count a finished step of ``seconds``."""
+        self._window.seconds += seconds
+        self._window.steps += 1
+        self._window.samples += samples
+        self._window.progress += progress
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Log figures at the present progress; one that was logged there already is left out."""
+        step = int(self._history.progress)
+        new = {
+            name: float(value) for name, value in values.items() if self._history.logged.get(name, -1) < step
+        }
+        if new:
+            self._reporter.metrics(new, step=step)
+            self._history.logged.update(dict.fromkeys(new, step))
+            if self._memory is not None:
+                write_atomic(self._memory, json.dumps(self._history.logged).encode())
+
+    def report(self, state: JobState) -> None:
+        """Send the report, and the figures of the time since the last one."""
+        window, self._window = self._window, _Window()
+        initial = self._config.limits.initial_batch_size
+        figures: dict[str, float] = {
+            "batch_size": state.plan.batch_size,
+            "gpus": state.num_gpus,
+            "lr_factor": state.lr_factor,
+            "examples_processed": self._history.examples,
+            "optimizer_updates": self._history.step - self._history.skipped_steps,
+            "progress": self._history.progress,
+        }
+        goodput = None
+        if window.seconds > 0:
+            goodput = window.progress * initial / window.seconds
+            figures |= {
+                "goodput": goodput,
+                "throughput": window.samples / window.seconds,
+                "efficiency": window.progress * initial / window.samples,
+                "step_time_s": window.seconds / window.steps,
+            }
+        if state.noise_scale is not None:
+            figures["pgns"] = state.noise_scale
+        self.log(figures)
+        self._history.reports += 1
+        if self._settings is not None:
+            self._reporter.report(self._document(self._settings, state, goodput))
+
+    def profile(self, profiles: Mapping[str, Profile], fits: Mapping[str, ThroughputParams]) -> None:
+        """Store the raw profile per GPU type, so that a later run of the same model can start from it."""
+        document = {
+            "schema": 1,
+            "profiles": {gpu_type: profile.state_dict() for gpu_type, profile in profiles.items()},
+            "fits": {gpu_type: asdict(params) for gpu_type, params in fits.items()},
+        }
+        self._reporter.artifact(PROFILE_NAME, json.dumps(document).encode())
+
+    def close(self, *, done: bool) -> None:
+        """Send what waits, for some seconds at most; ``done`` also ends the run."""
+        if done:
+            self._reporter.finish("FINISHED")
+        self._reporter.close(CLOSE_TIMEOUT_S)
+
+    def _document(self, settings: WorkerSettings, state: JobState, goodput: float | None) -> Report:
+        history, limits = self._history, self._config.limits
+        return Report(
+            job_id=settings.job_id,
+            incarnation=settings.incarnation,
+            sequence=history.reports,
+            time_unix_s=time.time(),
+            fits=dict(state.fits),
+            noise_scale=state.noise_scale,
+            initial_batch_size=limits.initial_batch_size,
+            max_batch_size=limits.max_batch_size,
+            max_local_batch_size=limits.max_local_batch_size,
+            max_gpus_seen=history.max_gpus_seen,
+            restarts=history.restarts,
+            mean_restart_s=history.mean_restart_s,
+            first_start_s=history.first_start_s,
+            progress=history.progress,
+            target_progress=state.target_progress,
+            batch_size=state.plan.batch_size,
+            goodput=goodput,
+        )

@@ -1,0 +1,258 @@
+"""The training as it runs: counts steps and progress, and does at each step boundary what is due there."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from pollux_agent.errors import CheckpointError
+from pollux_agent.model.efficiency import gain
+from pollux_agent.settings import WorkerSettings
+from pollux_agent.torch.config import JobConfig
+from pollux_agent.torch.history import process_age_s
+from pollux_agent.torch.journal import Journal
+from pollux_agent.torch.profile import Pace, Profile, StepTimer
+from pollux_agent.torch.sampler import BatchPlan, MicroBatch
+from pollux_agent.torch.saver import Saver, Trained
+from pollux_agent.torch.stepper import FinishedStep, Stepper
+from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
+from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
+from pollux_agent.torch.world import World
+
+logger = logging.getLogger(__name__)
+
+_COMPLETE = 1 - 1e-9
+"""Share of the target at which it counts as reached: progress is a sum of rounded fractions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a training works with."""
+
+    settings: WorkerSettings | None
+    config: JobConfig
+    world: World
+    gpu_type: str
+    trained: Trained
+    stepper: Stepper
+    tuner: Tuner
+    journal: Journal
+    telemetry: Telemetry
+    saver: Saver
+    report_interval_s: float
+    checkpoint_interval_s: float
+    pace: Pace | None
+
+
+class StopSignal:
+    """SIGTERM as a flag; a handler can be set from the main thread alone."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def progress_of_step(
+    noise_scale: float | None, *, initial_batch_size: int, batch_size: int, adaptive: bool
+) -> float:
+    """Useful progress of one step of ``batch_size`` samples, in steps of size M0.
+
+    The gain of Pollux Eq. 7 for M above M0. No sample counts more than one at M0 does, so a small last step
+    counts its share; and while phi is unknown a step counts for one of M0, however large.
+    """
+    if batch_size <= initial_batch_size or not adaptive:
+        return batch_size / initial_batch_size
+    return 1.0 if noise_scale is None else float(gain(noise_scale, initial_batch_size, batch_size))
+
+
+class Training:
+    """The loader's ``Steps``. Every rank has one, and all take the same turns at the same step."""
+
+    def __init__(self, parts: Parts, *, resumed: bool) -> None:
+        self._parts, self._history = parts, parts.trained.history
+        self._resumed, self._began = resumed, False
+        self._timer = StepTimer()
+        self._lr_factor = 1.0
+        self._tune_in = self._tune_every = FIRST_TUNE_STEPS
+        self._tuned_s = self._reported_s = time.monotonic()
+        self.target: float | None = None
+        self.plan = self._agree(self._choose(None), 0)[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the target is reached."""
+        return self.target is not None and self._history.progress >= self.target * _COMPLETE
+
+    @property
+    def _noise_scale(self) -> float | None:
+        return self._parts.trained.sync.noise.noise_scale
+
+    def begin_pass(self) -> None:
+        self._timer.start()
+
+    def begin(self, micro: MicroBatch) -> None:
+        self._parts.stepper.begin(micro)
+
+    def end(self) -> bool:
+        """Ends a micro-batch, and with the last one its step; False once there is nothing left to do.
+
+        Raises SystemExit at the boundary at which all ranks agreed to stop.
+        """
+        step = self._parts.stepper.end()
+        if self._parts.world.device.type == "cuda":
+            torch.cuda.synchronize(self._parts.world.device)
+        if self._parts.pace is not None:
+            self._parts.pace.pause()
+        self._timer.end()
+        if step is None:
+            return True
+        self._count(step)
+        if step.stop:
+            self.stop()
+        self._boundary()
+        self._timer.start()
+        return not self.finished
+
+    def abandon(self) -> None:
+        self._parts.stepper.abandon()
+
+    def stop(self) -> None:
+        """Checkpoint, say so, and end this process."""
+        self.checkpoint()
+        self._parts.journal.event("stop", batch_size=self.plan.batch_size)
+        self._parts.journal.outcome("interrupted")
+        if self._parts.world.rank == 0:
+            self._send_report()
+            self._parts.telemetry.profile(self._parts.trained.profiles, self._parts.trained.fits)
+        self._parts.telemetry.close(done=False)
+        self._parts.world.leave()
+        raise SystemExit(0)
+
+    def complete(self) -> None:
+        """The last checkpoint, the completion marker, and the end of the run."""
+        self.checkpoint()
+        self._parts.journal.event("done", batch_size=self.plan.batch_size)
+        self._parts.journal.outcome("done")
+        if self._parts.world.rank == 0:
+            self._send_report()
+            self._parts.telemetry.profile(self._parts.trained.profiles, self._parts.trained.fits)
+        self._parts.telemetry.close(done=True)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Log the user's own figures."""
+        self._parts.telemetry.log(values)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint; where the disk refuses, training goes on with the earlier ones."""
+        try:
+            if self._parts.saver.save():
+                self._parts.journal.event("checkpoint", batch_size=self.plan.batch_size)
+        except CheckpointError as error:
+            logger.warning("%s; the earlier checkpoints are kept", error)
+
+    def _count(self, step: FinishedStep) -> None:
+        history, config = self._history, self._parts.config
+        accum_s, optim_s, warm = self._timer.take()
+        progress = 0.0
+        if not step.skipped:
+            progress = progress_of_step(
+                step.noise_scale,
+                initial_batch_size=config.limits.initial_batch_size,
+                batch_size=step.samples,
+                adaptive=config.adaptive,
+            )
+        history.step += 1
+        history.skipped_steps += step.skipped
+        history.examples += step.samples
+        history.max_batch_size_seen = max(history.max_batch_size_seen, step.samples)
+        history.progress += progress
+        self._lr_factor = step.lr_factor
+        if warm and step.samples == self.plan.batch_size:
+            world = self._parts.world
+            key = (world.num_nodes, world.size, local_batch_size(self.plan, world.size))
+            self._profile.record(key, accum_s=accum_s, optim_s=optim_s)
+        self._parts.telemetry.step(seconds=sum(accum_s) + optim_s, samples=step.samples, progress=progress)
+        if not self._began:
+            self._first_step()
+        self._parts.journal.step(batch_size=step.samples)
+
+    @property
+    def _profile(self) -> Profile:
+        return self._parts.trained.profiles.setdefault(self._parts.gpu_type, Profile())
+
+    def _first_step(self) -> None:
+        """The first step of this incarnation: what the start cost."""
+        self._began = True
+        self._history.max_gpus_seen = max(self._history.max_gpus_seen, self._parts.world.size)
+        if not self._resumed:
+            self._history.first_start_s = process_age_s()
+            return
+        settings = self._parts.settings
+        signalled = settings.signal_unix_s if settings is not None else None
+        self._history.count_restart(None if signalled is None else time.time() - signalled)
+
+    def _boundary(self) -> None:
+        self._tune_in -= 1
+        if self._tune_in <= 0:
+            self._tune()
+        now = time.monotonic()
+        if self._parts.world.rank != 0:
+            return
+        if self._history.reports == 0 or now - self._reported_s >= self._parts.report_interval_s:
+            self._send_report()
+        if now - self._parts.saver.saved_s >= self._parts.checkpoint_interval_s:
+            self.checkpoint()
+
+    def _tune(self) -> None:
+        """Fit and choose on rank 0, then agree; again after twice the steps, or a report interval."""
+        parts, plan = self._parts, self.plan
+        if parts.world.rank == 0:
+            parts.tuner.refit(self._profile)
+            if parts.tuner.params is not None:
+                parts.trained.fits[parts.gpu_type] = parts.tuner.params
+            plan = self._choose(self.plan)
+            now = time.monotonic()
+            step_s = (now - self._tuned_s) / self._tune_every
+            self._tuned_s = now
+            self._tune_every = max(1, min(2 * self._tune_every, int(parts.report_interval_s / step_s)))
+        plan, self._tune_every = self._agree(plan, self._tune_every)
+        self._tune_in = self._tune_every
+        if plan != self.plan:
+            self.plan = plan
+            self._timer.changed()
+
+    def _choose(self, current: BatchPlan | None) -> BatchPlan:
+        largest = self._history.max_batch_size_seen
+        return self._parts.tuner.choose(self._noise_scale, current, largest_batch_size=largest)
+
+    def _agree(self, plan: BatchPlan, number: int) -> tuple[BatchPlan, int]:
+        """Rank 0's plan and number, on every rank."""
+        batch_size, micro_batches, number = self._parts.world.broadcast(
+            (plan.batch_size, plan.micro_batches, number)
+        )
+        return BatchPlan(batch_size=batch_size, micro_batches=micro_batches), number
+
+    def _send_report(self) -> None:
+        self._reported_s = time.monotonic()
+        parts = self._parts
+        parts.telemetry.report(
+            JobState(
+                plan=self.plan,
+                num_gpus=parts.world.size,
+                noise_scale=self._noise_scale,
+                lr_factor=self._lr_factor,
+                target_progress=self.target,
+                fits=parts.trained.fits,
+            )
+        )
+        if self._history.reports % PROFILE_EVERY_REPORTS == 0:
+            parts.telemetry.profile(parts.trained.profiles, parts.trained.fits)

@@ -1,0 +1,113 @@
+"""The tuner: fits the model to what was measured and chooses the batch split of highest goodput."""
+
+from dataclasses import dataclass
+
+from pollux_agent.model.fit import fit_throughput
+from pollux_agent.model.goodput import BatchLimits, GoodputModel
+from pollux_agent.model.throughput import ThroughputParams, step_time
+from pollux_agent.torch.profile import Profile
+from pollux_agent.torch.sampler import BatchPlan
+
+MIN_GAIN = 0.05
+"""Predicted gain in goodput below which a running job keeps its batch size."""
+GROWTH = 2
+"""Largest step up, as a factor, from the largest batch size tried."""
+FIRST_TUNE_STEPS = 20
+"""Steps before the first fit; the spacing then doubles until it reaches the report interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the model says of a configuration: throughput in samples/s, goodput in useful samples/s."""
+
+    throughput: float
+    efficiency: float
+    goodput: float
+
+
+class Tuner:
+    """Chooses (m, s) for one placement; ``params`` is the newest fit, None before the first."""
+
+    def __init__(
+        self,
+        limits: BatchLimits,
+        *,
+        adaptive: bool,
+        num_nodes: int,
+        num_replicas: int,
+        prior: ThroughputParams | None = None,
+    ) -> None:
+        self._limits, self._adaptive = limits, adaptive
+        self._num_nodes, self._num_replicas = num_nodes, num_replicas
+        self._prior = prior
+        self.params = prior
+
+    def refit(self, profile: Profile) -> None:
+        """Fit anew; an impossible fit leaves the last one."""
+        self.params = fit_throughput(profile.observations(), prior=self._prior) or self.params
+
+    def choose(
+        self, noise_scale: float | None, current: BatchPlan | None, *, largest_batch_size: int
+    ) -> BatchPlan:
+        """The best plan, or ``current`` unless another is predicted to be at least 5 % better.
+
+        A plan grows to at most twice the ``largest_batch_size`` that this job has trained with: an early
+        noise scale is a poor guide far from where it was measured.
+        """
+        if not self._adaptive or largest_batch_size == 0:
+            return self._first_plan()
+        model = GoodputModel(self.params, noise_scale, self._limits, self._adaptive)
+        best = model.best(self._num_nodes, self._num_replicas)
+        local, micro_batches = int(best.local_batch_size), int(best.accumulation_steps) + 1
+        if local == 0:
+            return current or self._first_plan()
+        predicted = self.predict(noise_scale, current) if current is not None else None
+        if current is not None and (
+            predicted is None or float(best.goodput) < (1 + MIN_GAIN) * predicted.goodput
+        ):
+            return current
+        plan = BatchPlan(batch_size=local * micro_batches * self._num_replicas, micro_batches=micro_batches)
+        reach = GROWTH * largest_batch_size
+        return plan if plan.batch_size <= reach else self._plan_of(reach)
+
+    def predict(self, noise_scale: float | None, plan: BatchPlan) -> Prediction | None:
+        """What the model expects of ``plan`` on this placement, None before the first fit."""
+        model = GoodputModel(self.params, noise_scale, self._limits, self._adaptive)
+        if self.params is None or not model.is_fitted:
+            return None
+        local = local_batch_size(plan, self._num_replicas)
+        placement = (self._num_nodes, self._num_replicas)
+        seconds = float(step_time(self.params, *placement, local, plan.micro_batches - 1))
+        throughput = plan.batch_size / seconds
+        goodput = float(model.goodput(*placement, local, plan.micro_batches - 1))
+        return Prediction(throughput=throughput, efficiency=min(1.0, goodput / throughput), goodput=goodput)
+
+    def _first_plan(self) -> BatchPlan:
+        """M0, or the smallest batch above it that divides evenly; M0 as it is where the batch is not ours."""
+        if not self._adaptive:
+            return BatchPlan(
+                batch_size=self._limits.initial_batch_size,
+                micro_batches=self._micro_batches(self._limits.initial_batch_size),
+            )
+        best = GoodputModel.unfitted(self._limits).best(self._num_nodes, self._num_replicas)
+        local, micro_batches = int(best.local_batch_size), int(best.accumulation_steps) + 1
+        if local == 0:
+            return BatchPlan(batch_size=self._limits.initial_batch_size, micro_batches=1)
+        return BatchPlan(batch_size=local * micro_batches * self._num_replicas, micro_batches=micro_batches)
+
+    def _plan_of(self, batch_size: int) -> BatchPlan:
+        """At most ``batch_size``, in as few micro-batches as memory allows (two on one GPU, to see noise)."""
+        micro_batches = self._micro_batches(batch_size)
+        if self._num_replicas == 1:
+            micro_batches = max(2, micro_batches)
+        parts = self._num_replicas * micro_batches
+        return BatchPlan(batch_size=max(1, batch_size // parts) * parts, micro_batches=micro_batches)
+
+    def _micro_batches(self, batch_size: int) -> int:
+        share = -(-batch_size // self._num_replicas)
+        return -(-share // self._limits.max_local_batch_size)
+
+
+def local_batch_size(plan: BatchPlan, num_replicas: int) -> int:
+    """m: samples of the largest micro-batch of one replica."""
+    return -(-plan.batch_size // (num_replicas * plan.micro_batches))
