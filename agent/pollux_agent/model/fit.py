@@ -6,6 +6,7 @@ from math import isfinite
 
 import numpy as np
 from scipy.optimize import minimize
+from threadpoolctl import threadpool_limits
 
 from pollux_agent.model.throughput import (
     MAX_GAMMA,
@@ -75,14 +76,15 @@ def fit_throughput(profile: Profile, *, prior: ThroughputParams | None = None) -
         lower[index] = upper[index] = value / unit[index]
     best, lowest = None, np.inf
     for start in _starts(unit, prior):
-        found = minimize(
-            _loss,
-            np.clip(start, lower, upper),
-            args=(data, unit, pinned),
-            jac=True,
-            method="L-BFGS-B",
-            bounds=np.column_stack([lower, upper]),
-        )
+        with threadpool_limits(limits=1, user_api="blas"):  # waking threads costs more than the work itself
+            found = minimize(
+                _loss,
+                np.clip(start, lower, upper),
+                args=(data, unit, pinned),
+                jac=True,
+                method="L-BFGS-B",
+                bounds=np.column_stack([lower, upper]),
+            )
         if np.all(np.isfinite(found.x)) and found.fun < lowest:
             best, lowest = found.x, float(found.fun)
     if best is None:
@@ -173,7 +175,7 @@ def _loss(
     local, node = several & ~across, several & across
     d_grad = np.stack([one, data.local, zero, zero, zero, zero])
     d_sync = np.stack([zero, zero, local, local * beyond_two, node, node * beyond_two])
-    grad, sync = theta[:6] @ d_grad, theta[:6] @ d_sync
+    grad, sync = np.einsum("i,ij", theta[:6], d_grad), np.einsum("i,ij", theta[:6], d_sync)
 
     log_grad, log_sync = np.log(grad), np.log(np.maximum(sync, 1e-300))
     powers = np.stack([gamma * log_grad, np.where(several, gamma * log_sync, -np.inf)])
@@ -204,7 +206,7 @@ def _loss(
 def _rmsle(error: FloatArray, d_error: FloatArray) -> tuple[float, FloatArray]:
     """Root of the mean square of ``error`` (shape n) and its gradient; ``d_error`` has shape (7, n)."""
     root = float(np.sqrt(np.mean(error**2) + 1e-16))
-    return root, d_error @ error / (len(error) * root)
+    return root, np.einsum("ij,j", d_error, error) / (len(error) * root)
 
 
 def _with_node_floor(theta: FloatArray, data: _Data, prior: ThroughputParams | None) -> FloatArray:

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pollux.policy.models import is_fitted
+from pollux.policy.models import is_fitted, job_limit
 from pollux.policy.problem import Ints, Problem, accepts
 from pollux.snapshot import Job, Snapshot
+
+_UNFITTED = "not fitted yet, so it counts as scaling perfectly"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,11 @@ def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
             parts.append(_beneficiaries(gainers))
         if problem.pinned[row]:
             parts.append("it may not be preempted, so it keeps what it holds")
-        elif after[row] == problem.most[row] < job.max_gpus:
-            parts.append(f"{_gpus(int(after[row]))} is its limit now: twice the most it has run on")
+        elif 0 < after[row] == job_limit(job) < job.max_gpus:
+            parts.append(_limit(job, int(after[row])))
         if not fitted:
-            parts.append("not fitted yet, so it counts as scaling perfectly")
+            known = any("not fitted yet" in remark for remark in job.remarks)
+            parts.append("it counts as scaling perfectly" if known else _UNFITTED)
         parts.extend(job.remarks)
         reasons.append(Reason(text="; ".join(part for part in parts if part), fitted=fitted))
     return reasons
@@ -72,6 +75,12 @@ def _waits(job: Job, snapshot: Snapshot) -> str:
     if usable < job.min_gpus:
         return f"waits: it needs {_gpus(job.min_gpus)} at once, and all that it may use is {usable}"
     return f"waits: the cluster's {_gpus(total)} do more for the other jobs now; it is {job.age_s:.0f} s old"
+
+
+def _limit(job: Job, gpus: int) -> str:
+    if not job.max_gpus_seen:
+        return f"{_gpus(gpus)} is its limit until it has run"
+    return f"{_gpus(gpus)} is its limit now, twice the most it has run on" if gpus > job.min_gpus else ""
 
 
 def _beneficiaries(gainers: list[Job]) -> str:
