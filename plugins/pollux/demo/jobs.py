@@ -65,6 +65,7 @@ class DemoPlan:
 
     jobs: tuple[DemoJob, ...]
     interval_s: float = 60.0
+    report_interval_s: float = 30.0
     seconds_alone: float = 220.0
     patience_s: float = 170.0
     slot_cap: float = 0.5
@@ -104,7 +105,11 @@ def demo_plan() -> DemoPlan:
 def quick_plan() -> DemoPlan:
     """The same in small, for tests: two jobs and a decision every 5 seconds."""
     return DemoPlan(
-        jobs=(DIGITS, DIGITS_AGAIN), interval_s=5.0, seconds_alone=60.0, patience_s=45.0, stall_s=90.0
+        jobs=(DIGITS, DIGITS_AGAIN),
+        interval_s=5.0,
+        report_interval_s=2.0,
+        seconds_alone=60.0,
+        patience_s=60.0,
     )
 
 

@@ -76,7 +76,7 @@ class Observer:
         except UnknownJob:
             return JobView(name=job.name)
         folder = JobFolder(self._state / "jobs" / found.job_id)
-        events = last_events(folder.events(found.status.incarnation, 0))
+        events = newest_events(folder, found.status.incarnation)
         last = events[-1] if events else None
         return JobView(
             name=job.name,
@@ -89,6 +89,15 @@ class Observer:
             goodput=measured_goodput(events, initial_batch_size=job.initial_batch_size),
             message=found.status.message,
         )
+
+
+def newest_events(folder: JobFolder, incarnation: int) -> list[Event]:
+    """Rank 0's last events, those of an earlier incarnation while this one has not trained yet."""
+    for number in range(incarnation, 0, -1):
+        events = last_events(folder.events(number, 0))
+        if events and events[-1].event != "start":
+            return events
+    return []
 
 
 def last_events(path: Path) -> list[Event]:

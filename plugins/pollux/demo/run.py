@@ -63,7 +63,12 @@ def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console)
     for path in (outputs.summary, outputs.picture):
         path.unlink(missing_ok=True)
     write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan)).encode())
-    stack_plan = StackPlan(state=state, interval_s=plan.interval_s, slot_cap=plan.slot_cap)
+    stack_plan = StackPlan(
+        state=state,
+        interval_s=plan.interval_s,
+        report_interval_s=plan.report_interval_s,
+        slot_cap=plan.slot_cap,
+    )
     console.print("timing the training scripts on one slot")
     timings = time_scripts(plan, scripts=stack_plan.scripts, say=lambda line: console.print(f"  {line}"))
     console.print("starting Airflow, MLflow and the local cluster")
