@@ -1,5 +1,6 @@
 """What ranks agree on: the same start, and at each step's end one small all-reduce."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,11 @@ def agree(
     """Sum ``figures`` over ranks, and learn whether any asks to stop or has a gradient that is not finite.
 
     ``gradient_sqr`` is the squared norm of this rank's gradient. ``average`` are float tensors that become
-    their mean over ranks in place. One all-reduce; without a process group none. Waits for the device once.
+    their mean over ranks in place. One all-reduce and one wait for the device; no all-reduce for one rank.
     """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        finite = math.isfinite(float(gradient_sqr))
+        return Agreed(finite=finite, stop=stop, figures=[float(figure) for figure in figures])
     device, dtype = gradient_sqr.device, gradient_sqr.dtype
     bad = (~gradient_sqr.isfinite()).to(dtype)
     numbers = [float(stop), *(0.0 if isinstance(figure, Tensor) else figure for figure in figures)]
@@ -33,11 +37,10 @@ def agree(
         if isinstance(figure, Tensor):
             message[2 + place] = figure
     width = len(message)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        if average:
-            message = torch.cat([message, *(part.detach().reshape(-1).to(message) for part in average)])
-        dist.all_reduce(message)
-        _spread(message[width:] / dist.get_world_size(), average)
+    if average:
+        message = torch.cat([message, *(part.detach().reshape(-1).to(message) for part in average)])
+    dist.all_reduce(message)
+    _spread(message[width:] / dist.get_world_size(), average)
     any_bad, any_stop, *sums = message[:width].tolist()
     return Agreed(finite=any_bad == 0, stop=any_stop > 0, figures=sums)
 

@@ -57,11 +57,7 @@ class Adam:
         states = [optimizer.state[param] for param in params]
         moment = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
         roots = list(torch._foreach_sqrt([state[moment] for state in states]))
-        beta2 = float(group["betas"][1])
-        corrections = [
-            _root_correction(beta2, state["step"], root) for state, root in zip(states, roots, strict=True)
-        ]
-        torch._foreach_div_(roots, corrections)
+        _correct_bias(roots, float(group["betas"][1]), [state["step"] for state in states])
         return _reciprocal(roots, group["eps"])
 
 
@@ -94,11 +90,18 @@ class RMSprop:
         return _reciprocal(list(torch._foreach_sqrt(squares)), group["eps"])
 
 
-def _root_correction(beta2: float, step: Tensor | float, like: Tensor) -> Tensor:
-    """sqrt(1 - beta2^t) as a number where ``like`` is, without waiting for it."""
-    if isinstance(step, Tensor) and step.device.type != "cpu":
-        return (1.0 - beta2**step).sqrt()
-    return torch.tensor((1.0 - beta2 ** float(step)) ** 0.5, dtype=like.dtype, device=like.device)
+def _correct_bias(roots: list[Tensor], beta2: float, steps: Sequence[Tensor | float]) -> None:
+    """Divide each root by sqrt(1 - beta2^t), without waiting for a step count that is on a device."""
+    if all(not isinstance(step, Tensor) or step.device.type == "cpu" for step in steps):
+        counts = {float(step) for step in steps}
+        if len(counts) == 1:
+            torch._foreach_div_(roots, (1.0 - beta2 ** counts.pop()) ** 0.5)
+            return
+    corrections = [
+        (1.0 - beta2 ** torch.as_tensor(step, dtype=root.dtype, device=root.device)).sqrt()
+        for step, root in zip(steps, roots, strict=True)
+    ]
+    torch._foreach_div_(roots, corrections)
 
 
 def _reciprocal(roots: list[Tensor], eps: float) -> list[Tensor]:
@@ -193,8 +196,10 @@ def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=dtype, device=device)
     wide = [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in tensors]
-    norms = torch.stack([norm.to(device, dtype) for norm in torch._foreach_norm(wide)])
-    return norms.square().sum()
+    norms = torch._foreach_norm(wide)
+    if any(norm.dtype != norms[0].dtype or norm.device != device for norm in norms):
+        norms = tuple(norm.to(device, dtype) for norm in norms)
+    return torch.stack(norms).to(dtype).square().sum()
 
 
 def _has_stepped(optimizer: Optimizer, param: Tensor) -> bool:

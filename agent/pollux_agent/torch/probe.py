@@ -83,8 +83,8 @@ class NoiseProbe:
         if self._metric is not None and self._remembered is not None:
             self._see_pair(self._metric, self._remembered, gradient)
         if self._remembers:
-            inverse = self._inverse_scale()
-            copies = {number: part * inverse for number, part in gradient.items()}
+            parts = torch._foreach_mul(list(gradient.values()), self._inverse_scale())
+            copies = dict(zip(gradient, parts, strict=True))
             self._remembering = _Remembered(step=self._step, num_samples=self._step_samples, gradient=copies)
 
     def figures(self) -> list[Tensor | float]:
@@ -135,7 +135,10 @@ class NoiseProbe:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0
 
     def _see_pair(self, metric: Metric, before: _Remembered, gradient: Mapping[int, Tensor]) -> None:
-        """Consecutive gradients as two micro-batches of one step, over the parameters that both have."""
+        """Consecutive gradients as two micro-batches of one step, over the parameters that both have.
+
+        sum_i b_i |x_i|^2 = B |x|^2 + b_1 b_2 / B |x_2 - x_1|^2, so two norms are enough.
+        """
         common = [number for number in gradient if number in before.gradient]
         if not common:
             return
@@ -144,13 +147,14 @@ class NoiseProbe:
         inverse = self._inverse_scale()
         if inverse != 1.0:
             second = list(torch._foreach_mul(second, inverse))
-        later_share = self._step_samples / (before.num_samples + self._step_samples)
-        mean = torch._foreach_lerp(first, second, later_share)
-        first_sqr, second_sqr, self._mean = (
-            metric.squared_norm(dict(zip(common, parts, strict=True))) for parts in (first, second, mean)
-        )
+        samples, total = self._step_samples, before.num_samples + self._step_samples
+        difference = torch._foreach_sub(second, first)
+        mean = torch._foreach_add(first, difference, alpha=samples / total)
+        difference_sqr = metric.squared_norm(dict(zip(common, difference, strict=True)))
+        mean_sqr = metric.squared_norm(dict(zip(common, mean, strict=True)))
         self._count = 2.0
-        self._weighted = before.num_samples * first_sqr + self._step_samples * second_sqr
+        self._mean = mean_sqr
+        self._weighted = total * mean_sqr + before.num_samples * samples / total * difference_sqr
 
     def _inverse_scale(self) -> float:
         return 1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
