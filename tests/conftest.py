@@ -1,5 +1,6 @@
 """What all tests share: an Airflow home of their own, resources by name, and the check for silent skips."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ("airflow_rim",)
 
 TOP = Path(__file__).resolve().parents[1]
 RESOURCES = {"traces": "POLLUX_TRACES", "kube": "POLLUX_KUBE"}
@@ -37,12 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("AIRFLOW", "MLFLOW_"))]:
         del os.environ[name]
     (home / "plugins").mkdir()
+    (home / "login.json").write_text(json.dumps({"admin": "only-for-tests"}))
     os.environ |= {
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__UNIT_TEST_MODE": "True",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_FOLDER": str(TOP / "dags"),
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "login.json"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": "only-for-tests-" + "x" * 49,
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }

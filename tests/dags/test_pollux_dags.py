@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
-from airflow_rim import EndingCluster, cluster, context, ending, state  # noqa: F401
+from airflow_rim import EndingCluster, ending
 
 from pollux.operators.schedule import schedule
 from pollux.settings import Settings
@@ -17,7 +17,7 @@ FILES = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
 
 
 @pytest.fixture
-def dags(state: Path, monkeypatch: pytest.MonkeyPatch) -> DagBag:  # noqa: F811
+def dags(state: Path, monkeypatch: pytest.MonkeyPatch) -> DagBag:
     def refuse(*arguments: object) -> None:
         raise AssertionError("a DAG file used the network")
 
@@ -102,7 +102,7 @@ def test_the_form_refuses(dags: DagBag, field: str, value: object) -> None:
 
 
 @pytest.mark.usefixtures("airflow_db")
-def test_a_run_of_the_form_defers_and_ends_with_the_job(dags: DagBag, cluster: EndingCluster) -> None:  # noqa: F811
+def test_a_run_of_the_form_defers_and_ends_with_the_job(dags: DagBag, cluster: EndingCluster) -> None:
     cluster.ends = [ending("done")]
     conf = {"name": "42", "arguments": ["--lr", "0.1"], "epochs": 2}
     run = dags.dags["pollux_train"].test(run_conf=conf)
@@ -114,7 +114,7 @@ def test_a_run_of_the_form_defers_and_ends_with_the_job(dags: DagBag, cluster: E
 
 
 @pytest.mark.usefixtures("airflow_db")
-def test_a_job_that_a_retry_cannot_help_fails_the_run(dags: DagBag, cluster: EndingCluster) -> None:  # noqa: F811
+def test_a_job_that_a_retry_cannot_help_fails_the_run(dags: DagBag, cluster: EndingCluster) -> None:
     cluster.ends = [ending("failed", final=True, error="KeyError: 'x'")]
     run = dags.dags["pollux_train"].test()
     assert run.state == "failed"

@@ -3,11 +3,15 @@
 import logging
 import time
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
+from pollux.errors import PolluxError
 from pollux.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from pollux.cluster.local import LocalCluster
 
 STARTUP_S = 15.0
 """Airflow takes up to this long from a run's due time to its task's first line, most of it cold imports."""
@@ -42,8 +46,9 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     config = settings()
     if config.cluster != "local":
         raise AirflowException(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
+    cluster = LocalCluster(config.socket)
     result = run_once(
-        LocalCluster(config.socket),
+        cluster,
         ModelStore(
             config.mlflow_tracking_uri,
             experiment=config.experiment,
@@ -56,6 +61,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
         holder=f"{config.deployment}/{run_id}",
         records=Records(config.decisions),
     )
+    look_for_orphans(cluster, config, log)
     if result.skipped:
         raise AirflowSkipException(result.skipped)
     log.info("Decision %s, objective %s", result.decision, result.objective)
@@ -68,3 +74,25 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     for step, seconds in result.wall_clock_s.items():
         log.info("%s took %.3f s", step, seconds)
     return {"decision": result.decision, "actions": len(result.actions)}
+
+
+def look_for_orphans(cluster: "LocalCluster", config: Settings, log: logging.Logger) -> None:
+    """End jobs whose task does not come back for them; without Airflow or cluster that waits a cycle."""
+    from pollux.airflow_api import AirflowApi
+    from pollux.orphans import ask_airflow, end_orphans
+
+    if not config.airflow_url or config.airflow_login is None:
+        log.info("POLLUX_AIRFLOW_URL and POLLUX_AIRFLOW_LOGIN are not set: orphaned jobs are not looked for")
+        return
+    try:
+        jobs = [job for job in cluster.observe().jobs if job.identity.deployment == config.deployment]
+        with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
+            state_of = ask_airflow(api, jobs)
+        ended = end_orphans(
+            cluster, jobs, state_of, deployment=config.deployment, memory=config.state / "suspects.json"
+        )
+    except PolluxError as error:
+        log.warning("Orphaned jobs were not looked for: %s", error)
+        return
+    for job_id, why in ended.items():
+        log.warning("Ended %s, an orphan: %s", job_id, why)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobControl
-from pollux.errors import ClusterUnavailable
+from pollux.errors import ClusterUnavailable, Refused
 from pollux_agent.protocol import Placement
 
 _COMPLAIN_EVERY_S = 60.0
@@ -48,7 +48,14 @@ class Relay:
     def _copy_output(self) -> None:
         """The lines are logged before the cursor is kept: a crash in between repeats a line, loses none."""
         while True:
-            chunk = self._control.logs(self._job_id, self._cursor)
+            try:
+                chunk = self._control.logs(self._job_id, self._cursor)
+            except Refused as error:
+                if not self._cursor:
+                    raise
+                self._log.warning("Reading the output from its beginning again: %s", error)
+                self._cursor = ""
+                continue
             for line in chunk.lines:
                 self._log.info("%s", line)
             if chunk.cursor != self._cursor:

@@ -56,7 +56,9 @@ CASES = [
         "resubmit",
         stopped_before=True,
     ),
-    Case("taken for an orphan while its task lives: a retry", JobStatus(phase="ended", stop="orphan"), "retry"),
+    Case(
+        "taken for an orphan while its task lives: a retry", JobStatus(phase="ended", stop="orphan"), "retry"
+    ),
     Case(
         "done counts even if it was asked to stop",
         JobStatus(phase="done", stop="failed", outcome=outcome("done")),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pollux.cluster.base import ClusterJob, JobIdentity, JobStatus, LogChunk
-from pollux.errors import ClusterUnavailable
+from pollux.errors import ClusterUnavailable, Refused
 from pollux.triggers.relay import Relay, changes
 from pollux_agent.protocol import Allocation, JobSpec
 
@@ -35,6 +35,8 @@ class Script:
         return now
 
     def logs(self, job_id: str, cursor: str = "") -> LogChunk:
+        if cursor and not cursor.isdecimal():
+            raise Refused(f"cursor: {cursor!r} is none of ours")
         start = int(cursor or 0)
         lines = tuple(self.lines[start : start + 3])
         return LogChunk(lines=lines, cursor=str(start + len(lines)))
@@ -83,6 +85,15 @@ def test_a_cluster_that_is_away_is_complained_about_once(caplog: pytest.LogCaptu
     assert [relay.poll() for _ in range(3)] == [None, None, None]
     assert len([text for text in printed(caplog) if "does not answer" in text]) == 1
     assert relay.poll() is not None
+
+
+def test_a_cursor_that_makes_no_sense_starts_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cursor = tmp_path / "relayed.cursor"
+    cursor.write_text("\x00 garbage")
+    Relay(Script([status(phase="running")], ["x"]), JOB.job_id, LOG, cursor_file=cursor).poll()
+    assert printed(caplog).count("x") == 1
 
 
 def test_a_folder_that_is_gone_costs_only_the_memory(

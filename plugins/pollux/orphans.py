@@ -1,0 +1,95 @@
+"""Jobs whose Airflow task will never come back for them: found by asking Airflow, and ended.
+
+A task that is marked failed ends its job by its trigger. If the triggerer was down just then, or a task used
+up its retries while the cluster was away, the job would train for nobody. A job is an orphan when two cycles
+in a row saw its task in no state that leads back to it.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pollux.airflow_api import AirflowApi
+from pollux.cluster.base import ClusterJob, JobControl, JobIdentity
+from pollux.errors import ClusterUnavailable, UnknownJob
+from pollux_agent.records import write_atomic
+
+ALIVE_STATES = frozenset(
+    {
+        "scheduled",
+        "queued",
+        "running",
+        "restarting",
+        "up_for_retry",
+        "up_for_reschedule",
+        "deferred",
+        "awaiting_input",
+        "none",
+    }
+)
+"""States from which Airflow still comes back to a task; ``none``: not scheduled yet, or cleared."""
+
+GONE = "gone"
+"""The state of a task that Airflow does not have."""
+
+StateOf = Callable[[JobIdentity], str]
+
+
+def ask_airflow(api: AirflowApi, jobs: Iterable[ClusterJob]) -> StateOf:
+    """The states of the jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError."""
+    identities = [job.identity for job in jobs]
+    states = {}
+    if identities:
+        found = api.find_task_instances(
+            dag_ids={identity.dag_id for identity in identities},
+            run_ids={identity.run_id for identity in identities},
+            task_ids={identity.task_id for identity in identities},
+        )
+        states = {(ti.dag_id, ti.run_id, ti.task_id, ti.map_index): ti.state or "none" for ti in found}
+
+    def state_of(identity: JobIdentity) -> str:
+        key = (identity.dag_id, identity.run_id, identity.task_id, identity.map_index)
+        return states.get(key, GONE)
+
+    return state_of
+
+
+def suspects(jobs: Iterable[ClusterJob], state_of: StateOf, deployment: str) -> dict[str, str]:
+    """Job id -> state of its task, for every job of this deployment whose task leads nowhere."""
+    found = {}
+    for job in jobs:
+        if job.identity.deployment != deployment or job.status.stop is not None:
+            continue
+        state = state_of(job.identity)
+        if state not in ALIVE_STATES:
+            found[job.job_id] = state
+    return found
+
+
+def end_orphans(
+    control: JobControl, jobs: Iterable[ClusterJob], state_of: StateOf, *, deployment: str, memory: Path
+) -> dict[str, str]:
+    """End the suspects that were suspects in the last cycle too; those that were ended, with why.
+
+    ``memory`` is the file with the last cycle's suspects. Losing it only puts an end off by one cycle.
+    """
+    now = suspects(jobs, state_of, deployment)
+    before = _remembered(memory)
+    ended = {}
+    for job_id, state in now.items():
+        if job_id not in before:
+            continue
+        try:
+            control.stop(job_id, "orphan")
+        except (UnknownJob, ClusterUnavailable):
+            continue
+        ended[job_id] = f"its task is {state}, seen so in two cycles"
+    write_atomic(memory, json.dumps(sorted(now)).encode())
+    return ended
+
+
+def _remembered(memory: Path) -> frozenset[str]:
+    try:
+        return frozenset(map(str, json.loads(memory.read_bytes())))
+    except (OSError, ValueError, TypeError):
+        return frozenset()

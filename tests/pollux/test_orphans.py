@@ -1,0 +1,134 @@
+"""Orphans end in their second cycle, and nothing else does."""
+
+import json
+from pathlib import Path
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow_rim import EndingCluster, ending
+from fastapi.testclient import TestClient
+
+from pollux.airflow_api import AirflowApi
+from pollux.cluster.base import ClusterJob, JobIdentity
+from pollux.orphans import ALIVE_STATES, GONE, ask_airflow, end_orphans
+from pollux_agent.protocol import JobSpec
+
+SPEC = JobSpec(name="digits", script="a.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=2)
+
+
+@pytest.fixture
+def jobs(cluster: EndingCluster) -> list[ClusterJob]:
+    """One job of a task that is unmapped, one of a mapped one, and one of another Airflow."""
+    made = []
+    for job_id, deployment, map_index in (("a", "airflow", -1), ("b", "airflow", 2), ("c", "other", -1)):
+        identity = JobIdentity(
+            deployment=deployment, dag_id="dag", run_id="run", task_id="train", map_index=map_index
+        )
+        made.append(cluster.submit(job_id, identity=identity, spec=SPEC, run_id=None))
+    return made
+
+
+def cycle(
+    cluster: EndingCluster, jobs: list[ClusterJob], state_of: dict[int, str], memory: Path
+) -> dict[str, str]:
+    """``state_of`` is by map index; the rest are running."""
+    return end_orphans(
+        cluster,
+        jobs,
+        lambda identity: state_of.get(identity.map_index, "running"),
+        deployment="airflow",
+        memory=memory,
+    )
+
+
+@pytest.mark.parametrize("dead", ["failed", "success", "skipped", "upstream_failed", "removed", GONE])
+def test_an_orphan_ends_in_the_second_cycle(
+    cluster: EndingCluster,
+    jobs: list[ClusterJob],
+    tmp_path: Path,
+    dead: str,
+) -> None:
+    memory = tmp_path / "suspects.json"
+    assert cycle(cluster, jobs, {2: dead}, memory) == {}
+    assert list(cycle(cluster, jobs, {2: dead}, memory)) == ["b"]
+    assert cluster.stops == ["orphan"]
+
+
+@pytest.mark.parametrize("alive", sorted(ALIVE_STATES))
+def test_a_task_that_comes_back_keeps_its_job(
+    cluster: EndingCluster,
+    jobs: list[ClusterJob],
+    tmp_path: Path,
+    alive: str,
+) -> None:
+    for _ in range(3):
+        assert cycle(cluster, jobs, {-1: alive, 2: alive}, tmp_path / "suspects.json") == {}
+
+
+def test_two_cycles_in_a_row_are_needed(
+    cluster: EndingCluster, jobs: list[ClusterJob], tmp_path: Path
+) -> None:
+    memory = tmp_path / "suspects.json"
+    for states in ({-1: "failed"}, {}, {-1: "failed"}):
+        assert cycle(cluster, jobs, states, memory) == {}
+    assert list(cycle(cluster, jobs, {-1: "failed"}, memory)) == ["a"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "7", '{"a": 1}'])
+def test_a_memory_that_makes_no_sense_costs_at_most_a_cycle(
+    cluster: EndingCluster,
+    jobs: list[ClusterJob],
+    tmp_path: Path,
+    content: str,
+) -> None:
+    memory = tmp_path / "suspects.json"
+    memory.write_text(content)
+    ended = [list(cycle(cluster, jobs, {2: "failed"}, memory)) for _ in range(2)]
+    assert ended[1] == ["b"]
+
+
+def test_a_job_that_is_asked_to_stop_is_left_to_that(
+    cluster: EndingCluster,
+    jobs: list[ClusterJob],
+    tmp_path: Path,
+) -> None:
+    stopped = cluster.stop("b", "success")
+    for _ in range(2):
+        assert cycle(cluster, [stopped], {2: "success"}, tmp_path / "suspects.json") == {}
+
+
+def test_a_cluster_that_is_away_is_tried_again_next_time(
+    cluster: EndingCluster,
+    jobs: list[ClusterJob],
+    tmp_path: Path,
+) -> None:
+    memory = tmp_path / "suspects.json"
+    cycle(cluster, jobs, {2: "failed"}, memory)
+    cluster.away = True
+    assert cycle(cluster, jobs, {2: "failed"}, memory) == {}
+    cluster.away = False
+    assert list(cycle(cluster, jobs, {2: "failed"}, memory)) == ["b"]
+
+
+def test_airflow_tells_the_states_of_tasks(
+    airflow_app: TestClient,
+    airflow_login: Path,
+    cluster: EndingCluster,
+) -> None:
+    cluster.ends = [ending("done")]
+    dag = DagBag(Path(__file__).parents[2] / "dags").dags["pollux_train"]
+    run = dag.test()
+    job = cluster.job(cluster.submissions[0]["job_id"])
+    lost = ClusterJob(
+        job_id="lost",
+        identity=JobIdentity(deployment="airflow", dag_id="pollux_train", run_id="never", task_id="train"),
+        spec=SPEC,
+        submitted_unix_s=0.0,
+    )
+    password = json.loads(airflow_login.read_text())["admin"]
+    api = AirflowApi("http://testserver", user="admin", password=password, transport=airflow_app._transport)
+    state_of = ask_airflow(api, [job, lost])
+    assert job.identity.run_id == run.run_id
+    assert state_of(job.identity) == "success"
+    assert state_of(lost.identity) == GONE
+    assert ask_airflow(api, [])(job.identity) == GONE

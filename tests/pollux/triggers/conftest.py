@@ -1,1 +1,0 @@
-from airflow_rim import cluster, context, state  # noqa: F401
