@@ -23,7 +23,8 @@ class Settings:
     relative script paths are looked up; ``mlflow_url`` is the address that people open (default: the
     tracking URI); ``airflow_url`` and ``airflow_login`` (a JSON object user -> password) give
     access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
-    ``shadow`` decides and records but never acts.
+    ``shadow`` decides and records but never acts; ``keep_decisions`` is how many saved decisions stay, all of
+    them by default.
     """
 
     state: Path

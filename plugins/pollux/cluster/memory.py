@@ -49,10 +49,10 @@ class MemoryCluster:
         self.before = before
         self.after = after
         self._nodes = {node.name: node for node in nodes}
-        self._lag = lag
+        self.lag = lag
         self._clock = clock
         self._jobs: dict[str, ClusterJob] = {}
-        self._ticks_left: dict[str, int] = {}
+        self._waits: dict[str, int] = {}
         self._decision = 0
         self._lease: tuple[str, float] | None = None
         self._lock = threading.RLock()
@@ -153,7 +153,7 @@ class MemoryCluster:
             job = self._find(job_id)
             if job.status.phase not in FINAL_PHASES and job.status.stop is None:
                 self._jobs[job_id] = replace(job, status=replace(job.status, stop=reason))
-                self._ticks_left.pop(job_id, None)
+                self._waits.pop(job_id, None)
             return self._jobs[job_id]
 
     def logs(self, job_id: str, cursor: str = "") -> LogChunk:
@@ -162,6 +162,11 @@ class MemoryCluster:
             return LogChunk(lines=(), cursor=cursor)
 
     # --- the world outside
+
+    @property
+    def jobs(self) -> tuple[ClusterJob, ...]:
+        """Every job, final or not, as it is; the workers do not move on."""
+        return tuple(self._jobs.values())
 
     def end(self, job_id: str, phase: Phase = "done") -> None:
         """The job's workers come to their end by themselves."""
@@ -208,12 +213,11 @@ class MemoryCluster:
                 self._set(job.job_id, "running", wanted)
 
     def _waited(self, job_id: str) -> bool:
-        left = self._ticks_left.get(job_id, self._lag)
-        self._ticks_left[job_id] = left - 1
-        if left > 0:
-            return False
-        del self._ticks_left[job_id]
-        return True
+        waited = self._waits.pop(job_id, 0)
+        if waited >= self.lag:
+            return True
+        self._waits[job_id] = waited + 1
+        return False
 
     def _free(self, name: str) -> int:
         used = sum(job.status.held.get(name, 0) for job in self._jobs.values())
@@ -242,7 +246,7 @@ class MemoryCluster:
         self._jobs[job_id] = replace(job, status=status)
 
     def _end(self, job_id: str, phase: Phase) -> None:
-        self._ticks_left.pop(job_id, None)
+        self._waits.pop(job_id, None)
         self._set(job_id, phase, {})
         job = self._jobs[job_id]
         self._jobs[job_id] = replace(job, allocation=replace(job.allocation, placement={}))
