@@ -58,10 +58,6 @@ class EndingCluster(MemoryCluster):
             job = super().job(job_id)
         return job
 
-    def slow(self, ticks: int) -> None:
-        """From now on workers need so many calls to end or to start."""
-        self._lag = ticks
-
     def settle(self, job_id: str, status: JobStatus) -> None:
         self._jobs[job_id] = replace(self._jobs[job_id], status=status)
 

@@ -132,9 +132,10 @@ class JobControl(Protocol):
     ) -> ClusterJob:
         """Submit a job, or find it again.
 
-        An active job of that id is returned as it is (re-attach); a failed or ended one waits for GPUs
-        again and resumes from its checkpoint, or from nothing with ``fresh``; a done one is returned as it
-        is unless ``fresh``. Raises Refused with the cause, such as a script that does not exist.
+        An active job of that id is returned as it is (re-attach); a failed or ended one, or one that was
+        asked to stop, waits for GPUs again and resumes from its checkpoint, or from nothing with ``fresh``;
+        a done one is returned as it is unless ``fresh``. Raises Refused with the cause, such as a script
+        that does not exist.
         """
         ...
 

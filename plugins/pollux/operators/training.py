@@ -148,19 +148,19 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         control = self._control(config)
         self._busy = True
         try:
-            job, stopped_before = self._submit(context, spec, config, control, fresh=fresh)
+            job = self._submit(context, spec, config, control, fresh=fresh)
             if job.status.phase not in FINAL_PHASES:
                 if self.deferrable and not self._killed:
-                    self._defer(config, fresh=fresh, stopped_before=stopped_before)
+                    self._defer(config, fresh=fresh)
                 job = self._wait(config, control)
         finally:
             self._busy = False
-        return self._conclude(context, job, fresh=fresh, stopped_before=stopped_before)
+        return self._conclude(context, job, fresh=fresh)
 
     def _submit(
         self, context: Any, spec: JobSpec, config: Settings, control: JobControl, *, fresh: bool
-    ) -> tuple[ClusterJob, bool]:
-        """The job as the cluster has it now, and whether it still ends because of an earlier stop."""
+    ) -> ClusterJob:
+        """The job as the cluster has it now: new, found again, or opened again."""
         identity = self._identity(context, config)
         self.job_id = job_id(identity, spec.name)
         run_id = None
@@ -183,9 +183,9 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             spec.max_gpus,
             spec.initial_batch_size,
         )
-        return job, job.status.stop is not None
+        return job
 
-    def _defer(self, config: Settings, *, fresh: bool, stopped_before: bool) -> None:
+    def _defer(self, config: Settings, *, fresh: bool) -> None:
         self.defer(
             trigger=PolluxTrainingTrigger(
                 job_id=self.job_id,
@@ -193,7 +193,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
                 poll_interval_s=self.poll_interval,
             ),
             method_name="execute_complete",
-            kwargs={"fresh": fresh, "stopped_before": stopped_before},
+            kwargs={"fresh": fresh},
             timeout=self.execution_timeout,
         )
 
@@ -211,10 +211,8 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             raise AirflowException(f"The task was killed; {self.job_id} writes a checkpoint and ends")
         return job
 
-    def _conclude(
-        self, context: Any, job: ClusterJob, *, fresh: bool = False, stopped_before: bool = False
-    ) -> dict[str, Any] | None:
-        verdict = judge(job, stopped_before=stopped_before)
+    def _conclude(self, context: Any, job: ClusterJob, *, fresh: bool = False) -> dict[str, Any] | None:
+        verdict = judge(job)
         outcome = job.status.outcome
         if verdict.kind == "resubmit":
             self.log.info("%s, so it is submitted again", verdict.message)
@@ -234,7 +232,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         raise (AirflowFailException if verdict.kind == "fail" else AirflowException)(verdict.message)
 
     def _stop_for_fresh(self, control: JobControl) -> None:
-        """A job at work cannot start over: it is stopped, and submitted again when its workers are gone."""
+        """A job at work cannot start over: it is stopped, and what is submitted then starts from nothing."""
         try:
             if control.job(self.job_id).status.phase not in FINAL_PHASES:
                 control.stop(self.job_id, "failed")

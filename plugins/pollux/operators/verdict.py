@@ -16,11 +16,11 @@ class Verdict:
     message: str = ""
 
 
-def judge(job: ClusterJob, *, stopped_before: bool = False) -> Verdict:
+def judge(job: ClusterJob) -> Verdict:
     """The verdict on a final job.
 
-    ``stopped_before`` says that the stop was asked for before this try came: it was meant for the one
-    before, so this try submits the job again. A clear is always meant for the one before.
+    A clear is meant for the try before the one that sees it (Airflow may start that before it tells the
+    trigger), so this one submits the job again.
     """
     status = job.status
     outcome = status.outcome
@@ -31,7 +31,7 @@ def judge(job: ClusterJob, *, stopped_before: bool = False) -> Verdict:
     if status.phase == "failed":
         cause = (outcome.error if outcome else "") or status.message or "no cause is known"
         return Verdict(kind="fail" if status.final else "retry", message=f"{job.job_id} failed: {cause}")
-    if status.stop == "clear" or stopped_before:
+    if status.stop == "clear":
         return Verdict(kind="resubmit", message=f"{job.job_id} ended for a new try")
     if status.stop == "success":
         return Verdict(kind="skip", message=f"{job.job_id} was ended by a person before it was done")

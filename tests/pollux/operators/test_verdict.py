@@ -25,7 +25,6 @@ class Case:
     id: str
     status: JobStatus
     want: VerdictKind
-    stopped_before: bool = False
 
 
 CASES = [
@@ -51,26 +50,19 @@ CASES = [
     Case("ended early as success is skipped", JobStatus(phase="ended", stop="success"), "skip"),
     Case("a clear is meant for the try before", JobStatus(phase="ended", stop="clear"), "resubmit"),
     Case(
-        "a stop from before this try is not meant for it",
-        JobStatus(phase="ended", stop="failed"),
-        "resubmit",
-        stopped_before=True,
-    ),
-    Case(
         "taken for an orphan while its task lives: a retry", JobStatus(phase="ended", stop="orphan"), "retry"
     ),
     Case(
         "done counts even if it was asked to stop",
         JobStatus(phase="done", stop="failed", outcome=outcome("done")),
         "success",
-        stopped_before=True,
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_verdict(case: Case) -> None:
-    verdict = judge(replace(JOB, status=case.status), stopped_before=case.stopped_before)
+    verdict = judge(replace(JOB, status=case.status))
     assert verdict.kind == case.want
     if case.want != "success":
         assert JOB.job_id in verdict.message
