@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.errors import DecisionError
+from pollux.policy.models import standing_jobs
 from pollux.snapshot import Decision, Job, Node, Snapshot
 from pollux_agent.protocol import DOCUMENT_CONFIG, Placement
 
@@ -79,7 +80,8 @@ def _turn(action: Action) -> int:
 def check(snapshot: Snapshot, decision: Decision) -> None:
     """Whether the decision keeps every rule of its snapshot; written apart from the policies on purpose.
 
-    Raises DecisionError naming the job or node and the rule: another snapshot's decision, jobs left out,
+    An allocation that a job holds and keeps is held to no rule but the GPUs being there. Raises
+    DecisionError naming the job or node and the rule: another snapshot's decision, jobs left out,
     unknown nodes, a GPU given twice, GPU types, min and max, the growth limit, a pinned job that
     changes, two jobs that span nodes on one node.
     """
@@ -89,12 +91,15 @@ def check(snapshot: Snapshot, decision: Decision) -> None:
     if wanted != answered:
         raise DecisionError(f"jobs: the decision and its snapshot differ in {sorted(wanted ^ answered)}")
     nodes = {node.name: node for node in snapshot.nodes}
-    pinned = _pinned(snapshot)
+    standing, kept = standing_jobs(snapshot), set()
     given: dict[str, int] = defaultdict(int)
     spanning: dict[str, list[str]] = defaultdict(list)
     for job in snapshot.jobs:
         placement = decision.jobs[job.job_id].placement
-        _check_job(job, placement, nodes, pinned=job.job_id in pinned)
+        if job.job_id in standing and dict(placement) == dict(job.placement):
+            kept.add(job.job_id)
+        else:
+            _check_change(job, placement, nodes, stands=job.job_id in standing)
         for name, gpus in placement.items():
             given[name] += gpus
             if len(placement) > 1:
@@ -103,20 +108,18 @@ def check(snapshot: Snapshot, decision: Decision) -> None:
         if gpus > nodes[name].gpus:
             raise DecisionError(f"node {name} has {nodes[name].gpus} GPUs, but the decision gives {gpus}")
     for name, jobs in spanning.items():
-        if len(jobs) > 1 and not pinned.issuperset(jobs):
+        if len(jobs) > 1 and not kept.issuperset(jobs):
             raise DecisionError(f"node {name} has more than one job that spans nodes: {', '.join(jobs)}")
 
 
-def _check_job(job: Job, placement: Placement, nodes: Mapping[str, Node], *, pinned: bool) -> None:
+def _check_change(job: Job, placement: Placement, nodes: Mapping[str, Node], *, stands: bool) -> None:
     unknown = sorted(set(placement) - set(nodes))
     if unknown:
         raise DecisionError(f"job {job.job_id} is given GPUs on unknown nodes: {', '.join(unknown)}")
-    if pinned:
-        if dict(placement) != dict(job.placement):
-            raise DecisionError(
-                f"job {job.job_id} may not be preempted, but goes from {job.placement} to {placement}"
-            )
-        return
+    if stands and not job.preemptible:
+        raise DecisionError(
+            f"job {job.job_id} may not be preempted, but goes from {job.placement} to {placement}"
+        )
     types = {nodes[name].gpu_type for name in placement}
     if len(types) > 1 or (job.gpu_types and not types <= set(job.gpu_types)):
         raise DecisionError(
@@ -130,21 +133,3 @@ def _check_job(job: Job, placement: Placement, nodes: Mapping[str, Node], *, pin
             f"job {job.job_id} is given {gpus} GPUs, but may have 0 or {job.min_gpus} to {limit} now "
             f"(max_gpus {job.max_gpus}, and at most twice the {job.max_gpus_seen} it has run on)"
         )
-
-
-def _pinned(snapshot: Snapshot) -> frozenset[str]:
-    """Jobs that may not be changed: not preemptible, and what they hold still exists and is theirs alone."""
-    nodes = {node.name: node for node in snapshot.nodes}
-    held: dict[str, int] = defaultdict(int)
-    for job in snapshot.jobs:
-        for name, gpus in job.placement.items():
-            held[name] += gpus
-    sound = {name for name, node in nodes.items() if held[name] <= node.gpus}
-    pinned = set()
-    for job in snapshot.jobs:
-        if job.preemptible or not job.placement or not set(job.placement) <= sound:
-            continue
-        types = {nodes[name].gpu_type for name in job.placement}
-        if len(types) == 1 and (not job.gpu_types or types <= set(job.gpu_types)):
-            pinned.add(job.job_id)
-    return frozenset(pinned)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pollux.policy.problem import accepts
+from pollux.policy.models import accepts, standing_jobs
 from pollux.snapshot import Decision, Job, JobDecision, Node, Snapshot
 
 
@@ -13,13 +13,11 @@ def decide(snapshot: Snapshot) -> Decision:
     """
     free = {node.name: node.gpus for node in snapshot.nodes}
     shared: set[str] = set()
-    kept = [job for job in snapshot.jobs if _keeps(job, snapshot, free)]
-    placements: dict[str, Mapping[str, int]] = {job.job_id: job.placement for job in kept}
-    shared.update(name for job in kept if len(job.placement) > 1 for name in job.placement)
-    for job in snapshot.jobs:
-        if job.job_id in placements:
-            continue
-        placement = _place(job, snapshot.nodes, free, shared)
+    standing = standing_jobs(snapshot)
+    placements: dict[str, Mapping[str, int]] = {}
+    for job in sorted(snapshot.jobs, key=lambda job: job.job_id not in standing):
+        keeps = job.job_id in standing
+        placement = job.placement if keeps else _place(job, snapshot.nodes, free, shared)
         placements[job.job_id] = placement
         for name, gpus in placement.items():
             free[name] -= gpus
@@ -37,19 +35,6 @@ def decide(snapshot: Snapshot) -> Decision:
             for job in snapshot.jobs
         },
     )
-
-
-def _keeps(job: Job, snapshot: Snapshot, free: dict[str, int]) -> bool:
-    """Whether the job's present allocation still exists; takes it out of ``free`` if so."""
-    nodes = {node.name: node for node in snapshot.nodes}
-    if not job.placement or not all(
-        name in nodes and accepts(job, nodes[name]) and gpus <= free[name]
-        for name, gpus in job.placement.items()
-    ):
-        return False
-    for name, gpus in job.placement.items():
-        free[name] -= gpus
-    return True
 
 
 def _place(job: Job, nodes: tuple[Node, ...], free: dict[str, int], shared: set[str]) -> dict[str, int]:

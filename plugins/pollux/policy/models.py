@@ -1,10 +1,35 @@
-"""From a job in a snapshot to its goodput models, shared by the policies that predict."""
+"""What policies share: a job's limit, its goodput models, and which allocations of today still stand."""
 
 from collections.abc import Sequence
 
-from pollux.snapshot import Job
+from pollux.snapshot import Job, Node, Snapshot
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import is_sane
+
+
+def accepts(job: Job, node: Node) -> bool:
+    """Whether the job may run on the node's type of GPU."""
+    return not job.gpu_types or node.gpu_type in job.gpu_types
+
+
+def standing_jobs(snapshot: Snapshot) -> frozenset[str]:
+    """Jobs that hold GPUs which are all still there, of one type that they accept.
+
+    Where a node lost GPUs, those that may not be preempted and earlier ones keep theirs first.
+    """
+    nodes = {node.name: node for node in snapshot.nodes}
+    free = {node.name: node.gpus for node in snapshot.nodes}
+    standing = set()
+    for job in sorted(snapshot.jobs, key=lambda job: job.preemptible):
+        fits = all(gpus <= free.get(name, 0) for name, gpus in job.placement.items())
+        if not job.placement or not fits:
+            continue
+        held = [nodes[name] for name in job.placement]
+        if len({node.gpu_type for node in held}) == 1 and accepts(job, held[0]):
+            standing.add(job.job_id)
+            for name, gpus in job.placement.items():
+                free[name] -= gpus
+    return frozenset(standing)
 
 
 def job_limit(job: Job) -> int:

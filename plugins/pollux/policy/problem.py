@@ -12,8 +12,8 @@ from math import comb, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.policy.models import job_limit, job_models
-from pollux.snapshot import DEFAULT_RESTART_S, Job, Node, Snapshot
+from pollux.policy.models import accepts, job_limit, job_models, standing_jobs
+from pollux.snapshot import DEFAULT_RESTART_S, Job, Snapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -185,10 +185,10 @@ def formulate(snapshot: Snapshot) -> Problem:
     types = sorted({node.gpu_type for node in nodes})
     node_type = np.array([types.index(node.gpu_type) for node in nodes], dtype=np.int64)
     allowed = np.array([[accepts(job, node) for node in nodes] for job in jobs], dtype=np.bool_)
-    present, exists = _present(jobs, nodes, capacity, allowed)
+    present = _present(snapshot)
     total = int(capacity.sum())
     most = np.array([min(job_limit(job), total) for job in jobs], dtype=np.int64)
-    pinned = np.array([not job.preemptible and job.num_gpus > 0 for job in jobs]) & exists
+    pinned = np.array([not job.preemptible for job in jobs]) & np.any(present > 0, axis=1)
     fair_gpus = -(-total // len(jobs))
     largest = max(fair_gpus, int(most.max()), int(present.sum(axis=1).max()))
     goodput = _goodput_tables(jobs, types, len(nodes), largest)
@@ -208,11 +208,6 @@ def formulate(snapshot: Snapshot) -> Problem:
     )
 
 
-def accepts(job: Job, node: Node) -> bool:
-    """Whether the job may run on the node's type of GPU."""
-    return not job.gpu_types or node.gpu_type in job.gpu_types
-
-
 def realloc_factor(job: Job) -> float:
     """What a change leaves of the job's SPEEDUP: max((T - R delta) / (T + delta), 0); Pollux Eq. 16."""
     delta = DEFAULT_RESTART_S if job.restart_s is None else job.restart_s
@@ -221,24 +216,16 @@ def realloc_factor(job: Job) -> float:
     return max((job.age_s - job.restarts * delta) / (job.age_s + delta), 0.0)
 
 
-def _present(
-    jobs: tuple[Job, ...], nodes: tuple[Node, ...], capacity: Ints, allowed: Bools
-) -> tuple[Ints, Bools]:
-    """Today's allocation (jobs, nodes), and whether each job's still exists: rows that do not are 0."""
-    index = {node.name: column for column, node in enumerate(nodes)}
-    present = np.zeros((len(jobs), len(nodes)), dtype=np.int64)
-    exists = np.ones(len(jobs), dtype=np.bool_)
-    for row, job in enumerate(jobs):
-        wanted = np.zeros(len(nodes), dtype=np.int64)
-        for name, gpus in job.placement.items():
-            if name in index:
-                wanted[index[name]] = gpus
-        one_type = len({nodes[column].gpu_type for column in np.flatnonzero(wanted)}) <= 1
-        fits = wanted.sum() == job.num_gpus and np.all(present.sum(axis=0) + wanted <= capacity)
-        exists[row] = fits and one_type and bool(np.all(allowed[row] | (wanted == 0)))
-        if exists[row]:
-            present[row] = wanted
-    return present, exists
+def _present(snapshot: Snapshot) -> Ints:
+    """Today's allocation (jobs, nodes); the rows of jobs whose GPUs are not there any more are 0."""
+    index = {node.name: column for column, node in enumerate(snapshot.nodes)}
+    standing = standing_jobs(snapshot)
+    present = np.zeros((len(snapshot.jobs), len(snapshot.nodes)), dtype=np.int64)
+    for row, job in enumerate(snapshot.jobs):
+        if job.job_id in standing:
+            for name, gpus in job.placement.items():
+                present[row, index[name]] = gpus
+    return present
 
 
 def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, largest: int) -> Floats:

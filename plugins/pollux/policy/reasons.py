@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pollux.policy.models import is_fitted, job_limit
-from pollux.policy.problem import Ints, Problem, accepts
+from pollux.policy.models import accepts, is_fitted, job_limit
+from pollux.policy.problem import Ints, Problem
 from pollux.snapshot import Job, Snapshot
 
 _UNFITTED = "not fitted yet, so it counts as scaling perfectly"
