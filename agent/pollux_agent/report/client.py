@@ -2,6 +2,7 @@
 
 import os
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -11,6 +12,7 @@ _LIMITS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+_MAX_WORDS = 300
 _PASSING_STATUS = frozenset({404, 408, 409, 429, 499})
 
 
@@ -50,3 +52,17 @@ def error_code(error: BaseException) -> str:
     """MLflow's name of the error, empty for any other exception."""
     code: Any = getattr(error, "error_code", "")
     return code if isinstance(code, str) else ""
+
+
+def in_words(error: BaseException, tracking_uri: str) -> str:
+    """The error's message in one short line, without the password that the URI may hold."""
+    text = " ".join(str(error).split()).replace(tracking_uri.rstrip("/"), without_password(tracking_uri))
+    return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + "..."
+
+
+def without_password(tracking_uri: str) -> str:
+    """The URI with user and password left out."""
+    parts = urlsplit(tracking_uri)
+    if "@" not in parts.netloc:
+        return tracking_uri
+    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))

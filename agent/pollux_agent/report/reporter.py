@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pollux_agent.errors import DocumentError, FencedError
 from pollux_agent.protocol import MAX_REPORT_CHARS, REPORT_TAG, Report, decode, encode
 from pollux_agent.report.base import RunStatus
-from pollux_agent.report.client import connect, is_passing
+from pollux_agent.report.client import connect, in_words, is_passing
 from pollux_agent.report.outbox import Batch, Outbox, Point
 
 if TYPE_CHECKING:
@@ -170,10 +170,17 @@ class MlflowReporter:
             waits = self._artifact_attempts < _MAX_ARTIFACT_ATTEMPTS
         if waits:
             if not self._away:
-                logger.warning("MLflow takes nothing now, what is reported waits: %s", error)
+                logger.warning(
+                    "MLflow takes nothing now, what is reported waits: %s",
+                    in_words(error, self._tracking_uri),
+                )
             self._away = True
             return False
-        logger.error("MLflow refuses what run %s sends, so it is dropped: %s", self._run_id, error)
+        logger.error(
+            "MLflow refuses what run %s sends, so it is dropped: %s",
+            self._run_id,
+            in_words(error, self._tracking_uri),
+        )
         if batch.points and batch.report is not None:
             batch = Batch(points=batch.points)
         self._outbox.sent(batch)

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 from pollux.errors import StoreError, StoreUnavailable
-from pollux_agent.report.client import connect, is_passing
+from pollux_agent.report.client import connect, in_words, is_passing, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,19 +30,22 @@ class Connection:
     @contextmanager
     def calling(self) -> Iterator["MlflowClient"]:
         """The client; raises StoreUnavailable where a later try may help, else StoreError."""
-        where = _without_password(self._tracking_uri)
+        where = without_password(self._tracking_uri)
         try:
             client = self._client
-        except Exception as error:  # the database driver's own errors come out here
-            raise StoreUnavailable(f"MLflow at {where} cannot be opened: {error}") from error
+        except Exception as error:  # noqa: BLE001 - the database driver's own errors come out here
+            raise StoreUnavailable(f"MLflow at {where} cannot be opened: {self._words(error)}") from None
         from mlflow.exceptions import MlflowException
 
         try:
             yield client
         except (MlflowException, OSError) as error:
             if is_passing(error):
-                raise StoreUnavailable(f"MLflow at {where} does not answer: {error}") from error
-            raise StoreError(f"MLflow at {where} refuses: {error}") from error
+                raise StoreUnavailable(f"MLflow at {where} does not answer: {self._words(error)}") from None
+            raise StoreError(f"MLflow at {where} refuses: {self._words(error)}") from None
+
+    def _words(self, error: Exception) -> str:
+        return in_words(error, self._tracking_uri)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment ``name``, made if there is none."""
@@ -83,10 +85,3 @@ class Connection:
             token = page.token
             if not token:
                 return runs
-
-
-def _without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))
