@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pollux.local.nodes import DEFAULT_NODES, LocalNode, LocalNodes
 from pollux.verify import Expectation, Expectations
 from pollux_agent.protocol import JobSpec, ScalingRule
 
@@ -11,7 +12,8 @@ TRAIN_DAG, SCHEDULE_DAG, TASK = "pollux_train", "pollux_schedule", "train"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoJob:
-    """One training. ``metric`` is what its script logs last, and ``target`` what it has to reach."""
+    """One training. ``metric`` is what its script logs last, ``target`` what that has to reach, and
+    ``min_epochs`` how many epochs the script needs for it, however slow the machine."""
 
     name: str
     script: str
@@ -22,6 +24,7 @@ class DemoJob:
     metric: str
     target: float
     higher_is_better: bool
+    min_epochs: int
 
     @property
     def run_id(self) -> str:
@@ -58,12 +61,13 @@ class DemoJob:
 class DemoPlan:
     """One run of the demo.
 
-    Alone on the cluster each job would last about ``seconds_alone``. The next job is submitted once every
-    slot is in use, so that somebody has to shrink for it, or after ``patience_s`` at the latest.
+    Alone on the cluster of ``nodes`` each job would last about ``seconds_alone``. The next job is submitted
+    once every slot is in use, so that somebody has to shrink for it, or after ``patience_s`` at the latest.
     ``stall_s`` is how long nothing at all may happen; ``time_limit_s`` is only reported.
     """
 
     jobs: tuple[DemoJob, ...]
+    nodes: LocalNodes = DEFAULT_NODES
     interval_s: float = 60.0
     report_interval_s: float = 30.0
     seconds_alone: float = 220.0
@@ -81,18 +85,20 @@ DIGITS = DemoJob(
     max_local_batch_size=256,
     scaling_rule="adascale",
     metric="val_accuracy",
-    target=0.95,
+    target=0.97,
     higher_is_better=True,
+    min_epochs=10,
 )
 LANGUAGE_MODEL = DemoJob(
     name="language-model",
     script="language_model.py",
     initial_batch_size=16,
-    max_local_batch_size=128,
+    max_local_batch_size=64,
     scaling_rule="sqrt",
     metric="val_loss",
-    target=2.5,
+    target=2.2,
     higher_is_better=False,
+    min_epochs=6,
 )
 DIGITS_AGAIN = replace(DIGITS, name="digits-again", arguments=("--seed", "1"))
 
@@ -103,12 +109,13 @@ def demo_plan() -> DemoPlan:
 
 
 def quick_plan() -> DemoPlan:
-    """The same in small, for tests: two jobs and a decision every 5 seconds."""
+    """The same in small, for tests: two jobs on two nodes of one slot, and a decision every 5 seconds."""
     return DemoPlan(
         jobs=(DIGITS, DIGITS_AGAIN),
+        nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
         interval_s=5.0,
         report_interval_s=2.0,
-        seconds_alone=60.0,
+        seconds_alone=75.0,
         patience_s=60.0,
     )
 

@@ -63,6 +63,7 @@ def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console)
     for path in (outputs.summary, outputs.picture):
         path.unlink(missing_ok=True)
     write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan)).encode())
+    write_atomic(state / "cluster.json", encode(plan.nodes).encode())
     stack_plan = StackPlan(
         state=state,
         interval_s=plan.interval_s,
@@ -84,19 +85,34 @@ def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console)
     return _conclude(ended, outputs, console)
 
 
+def growth_of(plan: DemoPlan, timing: Timing) -> Growth:
+    """How a job alone grows under this plan.
+
+    A decision holds a restart's cost against the job's age (the paper's REALLOC_FACTOR), so with decisions
+    in quick succession a job grows only every few start-up times.
+    """
+    interval_s = max(plan.interval_s, 2.5 * timing.start_s)
+    return Growth(interval_s=interval_s, max_slots=plan.nodes.num_slots)
+
+
 def _train(
     plan: DemoPlan, timings: Mapping[str, Timing], stack: StackRecord, console: Console
 ) -> Mapping[str, int]:
     """Submit, follow, and export what Airflow says; the epochs of each job."""
     state = stack.plan.state
     cluster = LocalCluster(state / "local.sock")
-    capacity = sum(node.gpus for node in cluster.observe().nodes)
-    growth = Growth(interval_s=plan.interval_s, max_slots=capacity)
-    epochs = {job.name: epochs_for(timings[job.script], growth, plan.seconds_alone) for job in plan.jobs}
+    capacity = plan.nodes.num_slots
+    growths = {script: growth_of(plan, timing) for script, timing in timings.items()}
+    epochs = {
+        job.name: max(
+            job.min_epochs, epochs_for(timings[job.script], growths[job.script], plan.seconds_alone)
+        )
+        for job in plan.jobs
+    }
     targets = {job.name: epochs[job.name] * timings[job.script].epoch_progress for job in plan.jobs}
     console.print(f"Airflow is at {stack.airflow_url} (log-in: {stack.login}), MLflow at {stack.mlflow_url}")
     for job in plan.jobs:
-        alone_s = seconds_alone(timings[job.script], growth, epochs[job.name])
+        alone_s = seconds_alone(timings[job.script], growths[job.script], epochs[job.name])
         console.print(f"  {job.name}: {epochs[job.name]} epochs, about {alone_s:.0f} s alone")
     with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
         await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
@@ -136,9 +152,7 @@ def _conclude(ended: _Ended, outputs: Outputs, console: Console) -> DemoSummary:
     checks = (*run_checks(record, decide), memory_check(ended.plan, ended.peak_bytes))
     console.print(checks_table(checks))
     figures = figures_of(record)
-    capacity = max(
-        (sum(node.gpus for node in d.snapshot.nodes) for d in record.decisions.values()), default=1
-    )
+    capacity = ended.plan.nodes.num_slots
     save_picture(outputs.picture, figures, capacity=capacity, title=_title(ended.plan, capacity))
     summary = DemoSummary(
         ok=all(check.ok for check in checks),
