@@ -23,6 +23,7 @@ SPEEDUP_FLOOR = 1e-3
 """Added to every SPEEDUP, so that a job without GPUs counts for little instead of making the mean 0."""
 
 _DIGITS = 9
+_LEAST_AGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,9 @@ class Problem:
     def rank(self, population: Ints) -> tuple[Ints, Floats]:
         """Candidates from best to worst, and each one's FITNESS (Pollux Eq. 14) before sorting.
 
-        Among equal ones first the fitness that leaves REALLOC_FACTOR out decides: at age 0 the factor is
-        0, and without this rule a new job would not be given a free GPU. Then fewer changes, fewer nodes,
-        and GPUs to earlier jobs and earlier nodes.
+        Among equal ones first the fitness that leaves REALLOC_FACTOR out decides: the factor of a job that
+        restarted often is 0, and without this rule it would not be given even a free GPU. Then fewer
+        changes, fewer nodes, and GPUs to earlier jobs and earlier nodes.
         """
         speedup = self.goodputs(population) / self.fair
         changed = self.changed(population)
@@ -209,11 +210,14 @@ def formulate(snapshot: Snapshot) -> Problem:
 
 
 def realloc_factor(job: Job) -> float:
-    """What a change leaves of the job's SPEEDUP: max((T - R delta) / (T + delta), 0); Pollux Eq. 16."""
+    """What a change leaves of the job's SPEEDUP: max((T - R delta) / (T + delta), 0); Pollux Eq. 16.
+
+    A job counts as at least a second old, or one that arrives in the very moment of a decision would gain
+    nothing by starting, and its GPUs would go to another one for a cycle.
+    """
     delta = DEFAULT_RESTART_S if job.restart_s is None else job.restart_s
-    if job.age_s + delta <= 0:
-        return 0.0
-    return max((job.age_s - job.restarts * delta) / (job.age_s + delta), 0.0)
+    age_s = max(job.age_s, _LEAST_AGE_S)
+    return max((age_s - job.restarts * delta) / (age_s + delta), 0.0)
 
 
 def _present(snapshot: Snapshot) -> Ints:

@@ -1,0 +1,64 @@
+"""``pollux solve``: a saved snapshot in, decision and plan out, and clear words for a bad file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from snapshot_builder import make_job, make_snapshot, new_job
+from typer.testing import CliRunner
+
+from pollux.cli.solve import app
+from pollux.policy import decide
+from pollux.snapshot import Decision, Snapshot
+from pollux_agent.protocol import encode, from_plain, to_plain
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "snapshot.json"
+    path.write_text(encode(snapshot()), encoding="utf-8")
+    return path
+
+
+def snapshot() -> Snapshot:
+    return make_snapshot([make_job("job-a", name="digits", placement={"node-0": 1}), new_job("job-b")])
+
+
+def test_json_holds_the_decision_and_the_plan(saved: Path) -> None:
+    result = CliRunner().invoke(app, ["solve", str(saved), "--json"])
+    assert result.exit_code == 0
+    answer = json.loads(result.stdout)
+    assert from_plain(Decision, answer["decision"]) == decide(snapshot())
+    assert {action["job_id"] for action in answer["plan"]} == {"job-a", "job-b"}
+
+
+def test_the_table_shows_who_gets_what_and_why(saved: Path) -> None:
+    result = CliRunner().invoke(app, ["solve", str(saved)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for text in ("digits", "job-b", "started on 1 GPU", "grown 1 -> ", "plan, in this order"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"interval_s": -1}, "interval_s"),
+        ({"nodes": [{"name": "n", "gpus": "two"}]}, "nodes.0.gpus"),
+        ({"jbos": []}, "jbos: unknown field"),
+        ({"policy": {"name": "best"}}, "use one of pollux, fifo-fixed"),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_field(saved: Path, change: dict[str, object], field: str) -> None:
+    saved.write_text(json.dumps(to_plain(snapshot()) | change), encoding="utf-8")
+    result = CliRunner().invoke(app, ["solve", str(saved)])
+    assert result.exit_code == 2
+    assert str(saved) in result.stderr
+    assert field in result.stderr
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+    missing = CliRunner().invoke(app, ["solve", str(tmp_path / "none.json")])
+    assert (missing.exit_code, "none.json" in missing.stderr) == (2, True)
+    (tmp_path / "half.json").write_text('{"decision": 1,')
+    half = CliRunner().invoke(app, ["solve", str(tmp_path / "half.json")])
+    assert (half.exit_code, "Invalid JSON" in half.stderr) == (2, True)
