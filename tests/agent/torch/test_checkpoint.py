@@ -1,0 +1,160 @@
+"""Checkpoints are whole or absent, verified before use, and fenced."""
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pollux_agent.errors import CheckpointError, FencedError
+from pollux_agent.torch.checkpoint import CheckpointStore, load, verify
+
+
+def store(folder: Path, incarnation: int | None = 1) -> CheckpointStore:
+    opened = CheckpointStore(folder)
+    opened.claim(incarnation)
+    return opened
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    path = store(tmp_path).save({"weights": torch.arange(5), "step": 3, "names": ["a"]}, step=3)
+    state = load(path)
+    assert torch.equal(state["weights"], torch.arange(5))
+    assert (state["step"], state["names"]) == (3, ["a"])
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    saving = store(tmp_path)
+    for step in (1, 2, 30):
+        saving.save({"step": step}, step=step)
+    assert [load(path)["step"] for path in saving.paths()] == [30, 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda path: (path / "state.pt").write_bytes(b""), id="an empty state file"),
+        pytest.param(
+            lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-9]), id="a torn one"
+        ),
+        pytest.param(lambda path: flip_byte(path / "state.pt"), id="one flipped byte"),
+        pytest.param(lambda path: (path / "manifest.json").unlink(), id="no manifest"),
+        pytest.param(lambda path: (path / "manifest.json").write_text("{"), id="a torn manifest"),
+        pytest.param(lambda path: (path / "manifest.json").write_text("[1]"), id="a manifest of another kind"),
+    ],
+)
+def test_a_damaged_newest_one_is_skipped_with_a_warning(tmp_path: Path, damage, caplog) -> None:
+    saving = store(tmp_path)
+    good, bad = saving.save({"step": 1}, step=1), saving.save({"step": 2}, step=2)
+    damage(bad)
+    with caplog.at_level(logging.WARNING):
+        assert saving.newest() == good
+    assert bad.name in caplog.text
+    with pytest.raises(CheckpointError, match=bad.name):
+        load(bad)
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    path = store(tmp_path / "checkpoints").save({"trap": Trap()}, step=1)
+    assert verify(path) is None
+    with pytest.raises(Exception, match="weights_only|Weights only"):
+        load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_older_incarnation_may_not_write_once_a_newer_one_has_begun(tmp_path: Path) -> None:
+    old = store(tmp_path, 4)
+    old.save({"step": 1}, step=1)
+    new = store(tmp_path, 5)
+    with pytest.raises(FencedError, match="incarnation 4 may not write"):
+        old.save({"step": 2}, step=2)
+    with pytest.raises(FencedError):
+        store(tmp_path, 4)
+    assert [load(path)["step"] for path in new.paths()] == [1]
+
+
+def test_without_a_driver_each_start_is_the_next_incarnation(tmp_path: Path) -> None:
+    assert [CheckpointStore(tmp_path).claim() for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
+    script = """
+import resource, signal, sys, torch
+from pathlib import Path
+from pollux_agent.errors import CheckpointError
+from pollux_agent.torch.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1])); store.claim(1)
+store.save({"x": torch.zeros(10)}, step=1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    store.save({"x": torch.zeros(100_000)}, step=2)
+except CheckpointError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "refused: cannot write" in done.stdout, done.stderr
+    newest = CheckpointStore(tmp_path).newest()
+    assert newest is not None
+    assert newest.name.endswith("0000000001")
+    assert not list(tmp_path.glob(".saving-*"))
+
+
+def test_killed_at_random_points_of_saving_the_newest_one_is_always_whole(tmp_path: Path) -> None:
+    """20 children save without pause until SIGKILL; each time what is there must verify and only grow."""
+    rng = random.Random(7)
+    last = -1
+    for turn in range(20):
+        pid = os.fork()
+        if pid == 0:
+            save_for_ever(tmp_path, turn + 1, start=last + 1)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / f"began-{turn + 1}").exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        opened = store(tmp_path, turn + 1)
+        newest = opened.newest()
+        if newest is not None:
+            state = load(newest)
+            assert state["step"] == int(newest.name[-10:]) >= last
+            assert torch.equal(state["weights"], torch.full((20_000,), float(state["step"])))
+            last = state["step"]
+        assert not list(tmp_path.glob(".saving-*"))
+    assert last >= 0
+
+
+def save_for_ever(folder: Path, incarnation: int, start: int) -> None:
+    torch.set_num_threads(1)
+    saving = store(folder, incarnation)
+    (folder / f"began-{incarnation}").touch()
+    step = start
+    while True:
+        saving.save({"step": step, "weights": torch.full((20_000,), float(step))}, step=step)
+        step += 1
+
+
+def test_the_manifest_says_what_was_written(tmp_path: Path) -> None:
+    path = store(tmp_path).save({"step": 1}, step=1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["bytes"] == (path / "state.pt").stat().st_size

@@ -1,0 +1,52 @@
+"""A training script for tests: SEEN [--workers N] [--wait-at STEP] [--nan-at STEP].
+
+Notes every sample that it trained on in the file SEEN. With --wait-at it says "ready" after that many steps of
+its own and then trains on slowly, so that a test can stop it in mid-pass.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+from elastic_runs import Line, linear_model
+
+import pollux_agent.torch as pollux
+
+parser = argparse.ArgumentParser()
+parser.add_argument("seen")
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--wait-at", type=int, default=-1)
+parser.add_argument("--raise-at", type=int, default=-1)
+arguments = parser.parse_args()
+
+model = linear_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+job = pollux.ElasticJob(
+    model,
+    optimizer,
+    Line(),
+    batch_size=999,  # the spec's counts
+    num_workers=arguments.workers,
+    stateful={"scheduler": scheduler},
+)
+turns = 0
+with open(arguments.seen, "a", buffering=1) as seen:
+    for epoch in job.epochs(1):
+        for inputs, targets, indices in job.loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(job.model(inputs).squeeze(1), targets)
+            loss.backward()
+            optimizer.step()
+            for index in indices.tolist():
+                seen.write(json.dumps([epoch, index]) + "\n")
+            turns += 1
+            if turns == arguments.raise_at:
+                raise RuntimeError("broken on purpose")
+            if turns == arguments.wait_at:
+                print("ready", flush=True)
+            if 0 <= arguments.wait_at <= turns:
+                time.sleep(0.05)
+        scheduler.step()
+        job.log(loss=loss.item())
