@@ -1,6 +1,6 @@
 """Gradients of a step equal one process's full batch, however it is split, with one all-reduce a step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,15 @@ from pollux_agent.errors import LoopError
 from pollux_agent.torch.gradients import GradientSync, StepResult
 
 FEATURES, CLASSES = 6, 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def build_model() -> nn.Module:
@@ -449,3 +458,39 @@ def test_finishing_a_step_that_never_began_is_refused() -> None:
     model = build_model()
     with pytest.raises(LoopError, match="never began"):
         GradientSync(model, [sgd(model)]).finish_step()
+
+
+def test_a_second_optimizer_gets_the_same_result() -> None:
+    model = build_model()
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
+    sync = GradientSync(model, optimizers, sample_every=1)
+    train_step(sync, [[6, 6]], optimizers[0])
+    first = sync.finish_step()
+    assert sync.finish_step() is first
+    assert sync.noise.count == 1
+
+
+def sparse_step(split: Split) -> list[float]:
+    """The gradient of an embedding whose gradients are sparse, each row's loss a mean over samples."""
+    table = nn.Embedding(5, 2, sparse=True, dtype=torch.float64)
+    nn.init.constant_(table.weight, 0.5)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    sync = GradientSync(table, [optimizer], sample_every=1)
+    chosen = torch.arange(sum(map(sum, split))) % 3
+    own = spans(split)[dist.get_rank() if dist.is_initialized() else 0]
+    sync.start_step(micro_batches=len(own), step_samples=len(chosen))
+    for j, (start, end) in enumerate(own):
+        sync.start_micro_batch(num_samples=end - start, last=j == len(own) - 1)
+        optimizer.zero_grad()
+        table(chosen[start:end]).square().sum(dim=1).mean().backward()
+    got = table.weight.grad.to_dense().flatten().tolist()
+    assert not sync.finish_step().skip
+    return got
+
+
+@pytest.mark.parametrize("split", [[[6]], [[2, 4]], [[3], [3]], [[1, 2], [1, 2]]], ids=str)
+def test_sparse_gradients_are_averaged(split: Split) -> None:
+    ranks = run_gang(len(split), sparse_step, split) if len(split) > 1 else [sparse_step(split)]
+    want = [1 / 3] * 6 + [0.0] * 4
+    for got in ranks:
+        assert got == pytest.approx(want, abs=1e-12)
