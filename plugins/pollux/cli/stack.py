@@ -60,7 +60,7 @@ def up(
     try:
         plan = from_plain(StackPlan, plain)
         was_running = control.is_running(read_record(plan.state))
-        with StartProgress(enabled=not as_json) as progress:
+        with StartProgress(enabled=not as_json and not was_running) as progress:
             record = control.up(plan, tethered=not detach, follow=progress)
     except ValueError as error:
         _fail(error, 2)

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from pollux.errors import PolluxError
-from pollux.stack.processes import ProcessId, end, identify
+from pollux.stack.processes import ProcessId, end, identify, kill
 from pollux.stack.record import read_record
 
 GRACE_S = 10.0
@@ -42,4 +42,5 @@ def _watch(state: Path, reading: int) -> None:
         pass
     with contextlib.suppress(PolluxError):
         if record := read_record(state):
-            end(record.leaders, record.mark, grace_s=GRACE_S, asked=record.leaders)
+            end(dict.fromkeys(record.leaders, GRACE_S))
+            kill(record.leaders, record.mark)

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -112,13 +112,18 @@ def members(leaders: Iterable[ProcessId], mark: str) -> tuple[ProcessId, ...]:
     return tuple(by_pid[pid] for pid in sorted(found - {os.getpid()}))
 
 
-def end(leaders: Iterable[ProcessId], mark: str, *, grace_s: float, asked: Iterable[ProcessId]) -> None:
-    """Ask ``asked`` to end, wait for them, then kill whatever of the whole tree is left."""
-    leaders, asked = tuple(leaders), tuple(asked)
-    for process in asked:
-        send(process, signal.SIGTERM)
-    wait_until(lambda: not any(is_alive(process) for process in asked), grace_s)
-    kill(leaders, mark)
+def end(graces_s: Mapping[ProcessId, float]) -> None:
+    """Ask each leader to end; once its own grace is over, kill it with what runs in its session."""
+    for leader in graces_s:
+        send(leader, signal.SIGTERM)
+    began_s = time.monotonic()
+    left = dict(graces_s)
+    while left:
+        for leader, grace_s in tuple(left.items()):
+            if not is_alive(leader) or time.monotonic() - began_s >= grace_s:
+                del left[leader]
+                kill((leader,), mark="")
+        time.sleep(POLL_S if left else 0)
 
 
 def kill(leaders: Iterable[ProcessId], mark: str, *, timeout_s: float = 10.0) -> bool:

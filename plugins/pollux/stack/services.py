@@ -131,6 +131,7 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             environ=environ,
             ready=lambda: airflow_health(record.airflow_url).get(component) == "healthy",
             after=("airflow-migrate",),
+            grace_s=10.0,
         )
 
     migrate = Service(name="airflow-migrate", command=(*airflow, "db", "migrate"), environ=environ, once=True)

@@ -188,11 +188,13 @@ class Supervisor:
         """End the services wave by wave; each leader is asked once, what is left is killed."""
         leaders = tuple(running.process for running in self._running.values() if running.process)
         for wave in sorted({running.service.stop_wave for running in self._running.values()}):
-            chosen = [running for running in self._running.values() if running.service.stop_wave == wave]
-            asked = tuple(running.process for running in chosen if running.process)
-            log.info("stopping %s", ", ".join(running.service.name for running in chosen if running.process))
-            grace_s = max((running.service.grace_s for running in chosen if running.process), default=0.0)
-            end(asked, mark="", grace_s=grace_s, asked=asked)
+            chosen = [
+                running
+                for running in self._running.values()
+                if running.service.stop_wave == wave and running.process
+            ]
+            log.info("stopping %s", ", ".join(running.service.name for running in chosen))
+            end({running.process: running.service.grace_s for running in chosen if running.process})
         if not kill(leaders, self.record.mark):
             log.error("some processes could not be killed")
         for running in self._running.values():
