@@ -12,6 +12,11 @@ _LIMITS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+_COMMON = {
+    "Connection refused": "connection refused",
+    "failed with timeout exception": "no answer in time",
+    "Failed to resolve": "its host name is not known",
+}
 _MAX_WORDS = 300
 _PASSING_STATUS = frozenset({404, 408, 409, 429, 499})
 
@@ -57,6 +62,9 @@ def error_code(error: BaseException) -> str:
 def in_words(error: BaseException, tracking_uri: str) -> str:
     """The error's message in one short line, without the password that the URI may hold."""
     text = " ".join(str(error).split()).replace(tracking_uri.rstrip("/"), without_password(tracking_uri))
+    for sign, words in _COMMON.items():
+        if sign in text:
+            return words
     return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + "..."
 
 

@@ -9,8 +9,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+from pollux.cli import cycle as cycle  # noqa: E402
 from pollux.cli import demo as demo  # noqa: E402
 from pollux.cli import local as local  # noqa: E402
 from pollux.cli import solve as solve  # noqa: E402
 from pollux.cli import stack as stack  # noqa: E402
+from pollux.cli import status as status  # noqa: E402
 from pollux.cli import verify as verify  # noqa: E402

@@ -168,9 +168,9 @@ def test_a_run_that_mlflow_refuses_to_write_does_not_hold_up_what_comes_later(
 
 
 def _write(uri: str, runs: dict[str, str]) -> None:
-    """Each named writer reports 200 small batches to its run."""
+    """Each named writer reports 60 small batches to its run."""
     reporters = {name: MlflowReporter(uri, run, 1, flush_interval_s=0.0) for name, run in runs.items()}
-    for step in range(200):
+    for step in range(60):
         for name, reporter in reporters.items():
             reporter.metrics({name: float(step)}, step)
     for reporter in reporters.values():
@@ -195,7 +195,7 @@ def test_eight_writers_in_two_processes_and_a_reader_on_one_sqlite_file_lose_not
         time.sleep(0.05)
     assert [writer.exitcode for writer in writers] == [0, 0]
     for name, run in runs.items():
-        assert history(client, run, name) == [(step, float(step)) for step in range(200)]
+        assert history(client, run, name) == [(step, float(step)) for step in range(60)]
 
 
 def test_a_worker_without_a_run_reports_to_nowhere() -> None:
