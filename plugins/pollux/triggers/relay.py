@@ -82,7 +82,7 @@ def changes(before: ClusterJob | None, now: ClusterJob) -> list[str]:
     old = before.allocation.placement if before else {}
     new = now.allocation.placement
     because = f": {now.allocation.reason}" if now.allocation.reason else ""
-    if new != old:
+    if new != old and now.status.phase not in FINAL_PHASES:
         change = f"{sum(old.values())} -> {sum(new.values())} GPUs" if old else _on(new)
         verb = "resizing" if old and new else "pausing" if old else "allocated"
         texts.append(f"{verb} {change} (decision {now.allocation.decision}){because}")
@@ -98,12 +98,12 @@ def changes(before: ClusterJob | None, now: ClusterJob) -> list[str]:
 
 def _phase(job: ClusterJob) -> str:
     status = job.status
-    text: str = status.phase
     if status.phase == "waiting":
         return f"waiting: {status.message or job.allocation.reason or 'for the next scheduling cycle'}"
     if status.phase in ("starting", "running"):
-        text += f" on {_on(status.held or job.allocation.placement)}, incarnation {status.incarnation}"
-    return f"{text}: {status.message}" if status.message else text
+        where = status.message or f"on {_on(status.held or job.allocation.placement)}"
+        return f"{status.phase}, incarnation {status.incarnation}: {where}"
+    return f"{status.phase}: {status.message}" if status.message else status.phase
 
 
 def _on(placement: Placement) -> str:

@@ -120,14 +120,14 @@ def allocated(placement: dict[str, int], decision: int, reason: str, phase: str 
         (
             status(phase="waiting"),
             allocated({"node-0": 2}, 1, "first start"),
-            ["allocated node-0: 2 (decision 1): first start", "running on node-0: 2, incarnation 1"],
+            ["allocated node-0: 2 (decision 1): first start", "running, incarnation 1: on node-0: 2"],
         ),
         (
             allocated({"node-0": 2}, 1, "first start"),
             allocated({"node-1": 1}, 2, "makes room for digits"),
             [
                 "resizing 2 -> 1 GPUs (decision 2): makes room for digits",
-                "running on node-1: 1, incarnation 2",
+                "running, incarnation 2: on node-1: 1",
             ],
         ),
         (
@@ -136,8 +136,9 @@ def allocated(placement: dict[str, int], decision: int, reason: str, phase: str 
             ["pausing 2 -> 0 GPUs (decision 2): makes room", "waiting: makes room"],
         ),
         (allocated({"node-0": 2}, 1, "a"), allocated({"node-0": 2}, 1, "a"), []),
+        (allocated({"node-0": 2}, 1, "a"), status(phase="done", message="complete"), ["done: complete"]),
     ],
-    ids=["waiting with a cause", "waiting", "first start", "resize", "pause", "nothing new"],
+    ids=["waiting with a cause", "waiting", "first start", "resize", "pause", "nothing new", "the end"],
 )
 def test_changes_in_words(before: ClusterJob | None, now: ClusterJob, want: list[str]) -> None:
     assert changes(before, now) == want
