@@ -13,6 +13,9 @@ _PRESSURE = 3
 _CHANGES = (1.0, 0.4, 0.1)
 """Chance of a first, a second and a third change to a child."""
 
+_GREEDY_JOBS = 16
+"""Jobs tried at each step of the greedy start."""
+
 _PATIENCE = 40
 """Generations without a better candidate after which the search ends."""
 
@@ -46,31 +49,34 @@ def _first(problem: Problem, earlier: Sequence[Ints], rng: Generator) -> Ints:
     nothing = np.zeros_like(problem.present)
     start = np.stack([problem.present, nothing, *earlier])
     start = problem.repair(start, rng.random(start.shape[:2]))
-    return np.concatenate([start, *(_greedy(problem, candidate) for candidate in start[:2])])
+    return np.concatenate([start, *(_greedy(problem, candidate, rng) for candidate in start[:2])])
 
 
-def _greedy(problem: Problem, candidate: Ints) -> Ints:
+def _greedy(problem: Problem, candidate: Ints, rng: Generator) -> Ints:
     """Grow jobs one at a time, each time the one that raises the fitness most; shape (1, jobs, nodes).
 
-    Tried for every job and type of GPU: one more GPU (or its least), and twice as many.
+    Tried for some jobs, drawn anew each time, and every type of GPU: one more GPU (or the job's least),
+    and twice as many. It ends when a few draws in a row find nothing.
     """
     num_jobs = len(candidate)
-    jobs, doubled, kind = (
-        axis.ravel()
-        for axis in np.meshgrid(np.arange(num_jobs), [0, 1], np.arange(problem.num_types), indexing="ij")
+    sample = min(num_jobs, _GREEDY_JOBS)
+    choice, doubled, kind = (
+        axis.ravel() for axis in np.meshgrid(np.arange(sample), [0, 1], np.arange(problem.num_types))
     )
-    keep = np.zeros(len(jobs), dtype=np.bool_)
-    current = candidate
-    for _ in range(2 * int(problem.capacity.sum())):
+    keep = np.zeros(len(choice), dtype=np.bool_)
+    current, misses = candidate, 0
+    while misses * sample < 2 * num_jobs:
+        jobs = rng.permutation(num_jobs)[:sample][choice] if sample < num_jobs else choice
         held = current.sum(axis=1)[jobs]
         wish = np.maximum(np.where(doubled, 2 * held, held + 1), problem.least[jobs])
         wish = np.minimum(wish, problem.most[jobs])
         grown = problem.place(np.repeat(current[None], len(jobs), axis=0), jobs, wish, kind, evict=keep)
         grown = problem.repair(grown, np.zeros(grown.shape[:2]))
-        order, _fitness = problem.rank(np.concatenate([current[None], grown]))
+        order, _ = problem.rank(np.concatenate([current[None], grown]))
         if order[0] == 0:
-            break
-        current = grown[order[0] - 1]
+            misses += 1
+        else:
+            current, misses = grown[order[0] - 1], 0
     return np.asarray(current[None])
 
 
