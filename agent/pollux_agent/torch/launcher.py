@@ -76,7 +76,9 @@ def _run_workers(settings: WorkerSettings, spec: JobSpec) -> bool:
 
 
 def _prepare_environment(settings: WorkerSettings) -> None:
-    """What the workers inherit: one thread a slot, and the one network interface that they may use."""
+    """What the workers inherit: CPU quota, one thread a slot, the one network interface that they may use."""
+    if settings.cpu_group is not None:
+        settings.cpu_group.write_text(str(os.getpid()))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["POLLUX_PARENT_PID"] = str(os.getpid())
     interface = interface_towards(settings.rendezvous.rpartition(":")[0])

@@ -29,12 +29,14 @@ class Group:
 
     path: Path
 
-    def add(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))
+    @property
+    def members(self) -> Path:
+        """The file that lists the processes in the group; one that writes its id into it enters."""
+        return self.path / "cgroup.procs"
 
     def pids(self) -> list[int]:
         try:
-            return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
+            return [int(line) for line in self.members.read_text().split()]
         except OSError:
             return []
 

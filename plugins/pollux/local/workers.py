@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -163,6 +163,8 @@ class LocalWorkers:
 
     def _launch(self, gang: _NodeGang, settings: WorkerSettings) -> None:
         gang.group = self._group(settings.node, len(settings.slots))
+        if gang.group is not None:
+            settings = replace(settings, cpu_group=gang.group.members)
         gang.launcher = subprocess.Popen(
             _LAUNCHER,
             env=self._environment(settings),
@@ -173,8 +175,6 @@ class LocalWorkers:
             start_new_session=True,
         )
         gang.log.opened_by_child()
-        if gang.group is not None:
-            gang.group.add(gang.launcher.pid)
 
     def _environment(self, settings: WorkerSettings) -> dict[str, str]:
         """Some of this service's variables, the job's, and the agent's; nothing else reaches a job."""
