@@ -1,17 +1,17 @@
-"""Builders for runs of an elastic job: in this process, on two gloo ranks, or in workers of their own."""
+"""Builders for runs of an elastic job, in this process or in workers as a driver starts them."""
 
 import json
 import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -42,42 +42,13 @@ def linear_model() -> nn.Module:
     return nn.Linear(3, 1)
 
 
-def on_ranks(num_ranks: int, body: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
-    """Run ``body(rank, *arguments)`` on gloo ranks over loopback; their answers in rank order."""
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    store = folder / f"store-{len(list(folder.iterdir()))}"
-    processes = [
-        context.Process(target=_on_rank, args=(rank, num_ranks, str(store), body, arguments, answers))
-        for rank in range(num_ranks)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-        if process.is_alive():
-            process.kill()
-            raise AssertionError("a rank hangs")
-        assert process.exitcode == 0
-    return [answer for _, answer in sorted((answers.get() for _ in processes), key=lambda pair: pair[0])]
-
-
-def _on_rank(
-    rank: int, size: int, store: str, body: Callable[..., Any], arguments: tuple[Any, ...], answers: Any
-) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    answers.put((rank, body(rank, *arguments)))
-
-
 class DriverRun:
     """A job's folder, and workers started on it as a driver would, one rank an incarnation."""
 
     def __init__(self, root: Path, **spec: Any) -> None:
         self.folder = JobFolder(root / "job")
         self.folder.root.mkdir()
-        self.seen = root / "seen.jsonl"
+        self.seen, self.ready, self.output = root / "seen.jsonl", root / "ready", root / "output"
         plain = {
             "name": "line",
             "script": str(SCRIPT),
@@ -101,30 +72,38 @@ class DriverRun:
         }
         return WorkerSettings(**(plain | changes))
 
-    def start(self, incarnation: int, *arguments: str, **changes: Any) -> subprocess.Popen[str]:
-        environ = os.environ | environment(self.settings(incarnation, **changes)) | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(self.seen), *arguments],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, incarnation: int, *arguments: str, **changes: Any) -> BaseProcess:
+        """A worker in a process (and session) of its own; its output goes to ``output``."""
+        environ = environment(self.settings(incarnation, **changes))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.job"])
+        self.ready.unlink(missing_ok=True)
+        argv = [str(SCRIPT), str(self.seen), str(self.ready), *arguments]
+        process = context.Process(target=_worker, args=(environ, argv, str(self.output)))
+        process.start()
+        return process
 
     def run(self, incarnation: int, *arguments: str, **changes: Any) -> None:
-        process = self.start(incarnation, *arguments, **changes)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
+        self.finish(self.start(incarnation, *arguments, **changes))
 
-    def terminate(self, process: subprocess.Popen[str], *, group: bool = False) -> None:
-        """SIGTERM once the worker says that it is in its loop, then wait for its end."""
-        assert process.stdout is not None
-        while (line := process.stdout.readline()) and "ready" not in line:
-            pass
+    def wait_ready(self, process: BaseProcess) -> None:
+        """Until the worker has made the steps that --wait-at names."""
+        deadline = time.monotonic() + 120
+        while not self.ready.exists():
+            assert process.is_alive() and time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.01)
+
+    def terminate(self, process: BaseProcess, *, group: bool = False) -> None:
+        """SIGTERM once the worker is in its loop, then wait for its end."""
+        self.wait_ready(process)
         (os.killpg if group else os.kill)(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
+        self.finish(process)
+
+    def finish(self, process: BaseProcess) -> None:
+        process.join(timeout=120)
+        if process.is_alive():
+            process.kill()
+        assert process.exitcode == 0, self.output.read_text()
 
     def outcome(self, incarnation: int, rank: int = 0) -> Outcome:
         return decode(Outcome, self.folder.outcome(incarnation, rank).read_bytes())
@@ -136,3 +115,15 @@ class DriverRun:
     def samples_seen(self) -> list[tuple[int, int]]:
         """(pass, sample index) of everything that was trained on."""
         return [tuple(json.loads(line)) for line in self.seen.read_text().splitlines()]
+
+
+def _worker(environ: dict[str, str], argv: list[str], output: str) -> None:
+    os.setsid()
+    multiprocessing.set_start_method("fork", force=True)
+    os.environ.update(environ)
+    torch.set_num_threads(1)
+    sys.argv = argv
+    with open(output, "a", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    runpy.run_path(argv[0], run_name="__main__")

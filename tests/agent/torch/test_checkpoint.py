@@ -42,12 +42,15 @@ def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     [
         pytest.param(lambda path: (path / "state.pt").write_bytes(b""), id="an empty state file"),
         pytest.param(
-            lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-9]), id="a torn one"
+            lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:-9]),
+            id="a torn one",
         ),
         pytest.param(lambda path: flip_byte(path / "state.pt"), id="one flipped byte"),
         pytest.param(lambda path: (path / "manifest.json").unlink(), id="no manifest"),
         pytest.param(lambda path: (path / "manifest.json").write_text("{"), id="a torn manifest"),
-        pytest.param(lambda path: (path / "manifest.json").write_text("[1]"), id="a manifest of another kind"),
+        pytest.param(
+            lambda path: (path / "manifest.json").write_text("[1]"), id="a manifest of another kind"
+        ),
     ],
 )
 def test_a_damaged_newest_one_is_skipped_with_a_warning(tmp_path: Path, damage, caplog) -> None:
@@ -110,7 +113,11 @@ except CheckpointError as error:
     print("refused:", error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert "refused: cannot write" in done.stdout, done.stderr
     newest = CheckpointStore(tmp_path).newest()

@@ -1,6 +1,5 @@
 """A job that is stopped, killed or resized goes on where it was."""
 
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -70,11 +69,9 @@ def test_sigterm_before_the_loop_stops_at_the_first_boundary(run: DriverRun) -> 
 def test_a_killed_job_resumes_from_its_last_checkpoint(run: DriverRun) -> None:
     run.terminate(run.start(0, "--wait-at", "5"))
     process = run.start(1, "--wait-at", "3")
-    assert process.stdout is not None
-    while "ready" not in process.stdout.readline():
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    run.wait_ready(process)
+    process.kill()
+    process.join()
     assert not run.folder.outcome(1, 0).exists()
     run.run(2)
     resumed = next(event for event in run.events(2) if event.event == "resume")

@@ -18,9 +18,12 @@ plans = st.tuples(
 def take(sampler: ElasticSampler, plan: BatchPlan, *, num_replicas: int, steps: int) -> list[int]:
     """Samples that count in the next ``steps`` steps over all ranks; advances the sampler."""
     ranks = [
-        list(sampler.micro_batches(plan, rank=rank, num_replicas=num_replicas)) for rank in range(num_replicas)
+        list(sampler.micro_batches(plan, rank=rank, num_replicas=num_replicas))
+        for rank in range(num_replicas)
     ]
-    assert len({len(micro) for micro in ranks}) == 1, "ranks differ in micro-batches, so a collective would hang"
+    assert len({len(micro) for micro in ranks}) == 1, (
+        "ranks differ in micro-batches, so a collective would hang"
+    )
     seen: list[int] = []
     for turn in zip(*ranks, strict=True):
         assert len({(m.position, m.micro_batches, m.step_samples) for m in turn}) == 1
@@ -54,7 +57,9 @@ def test_each_sample_counts_once_a_pass_whatever_the_resizes(num_samples, seed, 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5))
-def test_a_step_is_split_evenly_and_ranks_without_samples_borrow_one(num_samples, replicas, micro_batches) -> None:
+def test_a_step_is_split_evenly_and_ranks_without_samples_borrow_one(
+    num_samples, replicas, micro_batches
+) -> None:
     samples = list(range(100, 100 + num_samples))
     ranks = [
         list(split_step(samples, micro_batches, rank=rank, num_replicas=replicas)) for rank in range(replicas)

@@ -1,12 +1,13 @@
-"""A training script for tests: SEEN [--workers N] [--wait-at STEP] [--nan-at STEP].
+"""A training script for tests: SEEN READY [--workers N] [--wait-at STEP] [--raise-at STEP].
 
-Notes every sample that it trained on in the file SEEN. With --wait-at it says "ready" after that many steps of
-its own and then trains on slowly, so that a test can stop it in mid-pass.
+Notes every sample that it trained on in the file SEEN. With --wait-at it makes the file READY after that many
+steps of its own and then trains on slowly, so that a test can stop it in mid-pass.
 """
 
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 from elastic_runs import Line, linear_model
@@ -15,6 +16,7 @@ import pollux_agent.torch as pollux
 
 parser = argparse.ArgumentParser()
 parser.add_argument("seen")
+parser.add_argument("ready", type=Path)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--wait-at", type=int, default=-1)
 parser.add_argument("--raise-at", type=int, default=-1)
@@ -45,7 +47,7 @@ with open(arguments.seen, "a", buffering=1) as seen:
             if turns == arguments.raise_at:
                 raise RuntimeError("broken on purpose")
             if turns == arguments.wait_at:
-                print("ready", flush=True)
+                arguments.ready.touch()
             if 0 <= arguments.wait_at <= turns:
                 time.sleep(0.05)
         scheduler.step()
