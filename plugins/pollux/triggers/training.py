@@ -7,16 +7,18 @@ from typing import Any
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from pollux.airflow_api import AirflowApi
 from pollux.cluster.base import FINAL_PHASES, StopReason
 from pollux.errors import ClusterUnavailable, UnknownJob
-from pollux.settings import settings
+from pollux.settings import Settings, settings
 from pollux.triggers.connect import connect, cursor_file
 from pollux.triggers.relay import Relay
 from pollux_agent.protocol import to_plain
 
 _ON_KILL_RETRY_S = 1.0
+_ON_KILL_ASK_S = 12.0
 _ON_KILL_LIMIT_S = 25.0
-"""Airflow gives ``on_kill`` 30 s."""
+"""Airflow gives ``on_kill`` 30 s; the first of them go on asking what happened."""
 
 _STOP_BY_STATE: dict[str | None, StopReason] = {
     "success": "success",
@@ -66,12 +68,25 @@ class PolluxTrainingTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """Ask for the job's end: Airflow calls this alike for mark failed, mark success and clear.
 
-        failed ends the job at once; success and clear let it write a checkpoint. The request is kept with the
-        job, so it needs to get through only once.
+        Airflow repeats the cancellation that led here each second until this is over, so the work is shielded
+        from it.
         """
-        reason = await self._stop_reason()
-        control = connect(settings(), self.cluster)
+        work = asyncio.create_task(self._stop_job())
+        while not work.done():
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                continue
+
+    async def _stop_job(self) -> None:
+        """failed ends the job at once; success and clear let it write a checkpoint.
+
+        The request is kept with the job, so it needs to get through only once.
+        """
         deadline_s = asyncio.get_running_loop().time() + _ON_KILL_LIMIT_S
+        config = settings()
+        reason = await self._stop_reason(config)
+        control = connect(config, self.cluster)
         while True:
             try:
                 job = await asyncio.to_thread(control.job, self.job_id)
@@ -87,23 +102,37 @@ class PolluxTrainingTrigger(BaseTrigger):
                     return
                 await asyncio.sleep(_ON_KILL_RETRY_S)
 
-    async def _stop_reason(self) -> StopReason:
+    async def _stop_reason(self, config: Settings) -> StopReason:
         """What the person did, from the task's state now: a cleared task has none, or is queued again."""
-        instance = self.task_instance
         try:
-            states = await asyncio.to_thread(
-                RuntimeTaskInstance.get_task_states,
-                dag_id=instance.dag_id,
-                task_ids=[instance.task_id],
-                run_ids=[instance.run_id],
-                map_index=instance.map_index,
-            )
+            async with asyncio.timeout(_ON_KILL_ASK_S):
+                state = await self._task_state(config)
         except Exception as error:  # noqa: BLE001 - whatever Airflow raises, the job must still be stopped
-            self.log.warning("Airflow does not tell the task's state; stopping with a checkpoint: %s", error)
+            self.log.warning("Airflow does not tell the task's state; stopping with a checkpoint: %r", error)
             return "clear"
+        return _STOP_BY_STATE.get(state, "clear")
+
+    async def _task_state(self, config: Settings) -> str | None:
+        """The task's state, ``removed`` if it is gone.
+
+        Airflow's REST API is asked where a log-in is set: the triggerer's own way to it builds a whole API
+        application at its first use, for which ``on_kill`` has not always the time.
+        """
+        instance = self.task_instance
+        if config.airflow_url and config.airflow_login is not None:
+            with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
+                found = await asyncio.to_thread(
+                    api.task_instance, instance.dag_id, instance.run_id, instance.task_id, instance.map_index
+                )
+            return found.state if found else "removed"
+        states = await asyncio.to_thread(
+            RuntimeTaskInstance.get_task_states,
+            dag_id=instance.dag_id,
+            task_ids=[instance.task_id],
+            run_ids=[instance.run_id],
+            map_index=instance.map_index,
+        )
         mapped = f"{instance.task_id}_{instance.map_index}"
         key = mapped if instance.map_index >= 0 else instance.task_id
-        of_run = states.get(instance.run_id, {})
-        if key not in of_run:
-            return "failed"
-        return _STOP_BY_STATE.get(of_run[key], "clear")
+        state: str | None = states.get(instance.run_id, {}).get(key, "removed")
+        return state

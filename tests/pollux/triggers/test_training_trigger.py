@@ -1,7 +1,9 @@
 """The trigger: one event a job's end, and only a person's act on the task ends a job."""
 
 import asyncio
+import contextlib
 import json
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -186,4 +188,31 @@ def test_on_kill_gets_through_to_a_cluster_that_comes_back(
 
     cluster.before = away_for_a_while
     asyncio.run(trigger().on_kill())
+    assert cluster.stops == ["failed"]
+
+
+def test_on_kill_gets_done_although_airflow_goes_on_cancelling(
+    cluster: EndingCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", airflow_tells({"run-1": {"train": "failed"}}))
+    submit(cluster)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(method: str) -> None:
+        begun.set()
+        go_on.wait(10)
+
+    cluster.before = slowly
+
+    async def kill_and_cancel() -> None:
+        killing = asyncio.create_task(asyncio.wait_for(trigger().on_kill(), timeout=30))
+        await asyncio.to_thread(begun.wait, 10)
+        for _ in range(3):
+            killing.cancel("user-action")
+            await asyncio.sleep(0.01)
+        go_on.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await killing
+
+    asyncio.run(kill_and_cancel())
     assert cluster.stops == ["failed"]
