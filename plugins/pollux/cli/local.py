@@ -21,6 +21,7 @@ local = typer.Typer(help="The local cluster: nodes and slots of this machine.", 
 app.add_typer(local, name="local")
 
 DEFAULT_STATE = Path("state/stack")
+DIGITS = Path("agent/examples/digits.py")
 StateOption = Annotated[Path, typer.Option(help="State folder of the cluster.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 JobArgument = Annotated[str, typer.Argument(help="The job's id.")]
@@ -161,6 +162,47 @@ def logs(
                 return
             if not chunk.lines:
                 time.sleep(0.5)
+
+
+@local.command()
+def bench(
+    script: Annotated[
+        Path, typer.Option(help="The training to measure with; it must take --epochs.")
+    ] = DIGITS,
+    seconds: Annotated[float, typer.Option(min=5, help="How long to measure each run.")] = 20.0,
+    slot_cap: Annotated[float, typer.Option(min=0.01, max=1.0, help="Most of a core that a slot is.")] = 0.5,
+    as_json: JsonOption = False,
+) -> None:
+    """Show that four slots beat one and that a neighbour disturbs little; exit code 1 if not."""
+    from dataclasses import asdict
+
+    from rich.progress import Progress
+
+    from pollux.local.bench import MAX_SLOWDOWN, MIN_SPEEDUP
+    from pollux.local.bench import bench as run
+
+    with _explained():
+        if not script.is_file():
+            raise FileNotFoundError(f"script: there is no file {str(script)!r}; name one with --script")
+        with Progress(transient=True, disable=as_json or not sys.stderr.isatty()) as progress:
+            task = progress.add_task("starts", total=1.0)
+
+            def follow(what: str, share: float) -> None:
+                progress.update(task, description=what, completed=share)
+
+            result = run(script=script.resolve(), seconds=seconds, slot_cap=slot_cap, follow=follow)
+    plain = {
+        **asdict(result),
+        "speedup": result.speedup,
+        "slowdown": result.slowdown,
+        "ok": result.ok,
+    }
+    text = (
+        f"four slots make {result.speedup:.2f} x the progress of one (at least {MIN_SPEEDUP})\n"
+        f"a neighbour slows a job by {100 * result.slowdown:.1f} % (at most {100 * MAX_SLOWDOWN:.0f} %)"
+    )
+    _write(as_json, plain, text)
+    raise typer.Exit(0 if result.ok else 1)
 
 
 def _cluster(state: Path) -> "LocalCluster":
