@@ -1,0 +1,176 @@
+"""The small parts of the local cluster: cluster file, slots, CPU shares, logs, and the store."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pollux.errors import ConfigError, Refused
+from pollux.local.logs import LogPipe, read_logs
+from pollux.local.nodes import LocalNode, LocalNodes, read_nodes
+from pollux.local.quota import Cgroups, slot_share
+from pollux.local.slots import Slots
+from pollux.local.store import JobStore
+from pollux_agent.protocol import JobFolder
+
+NODES = LocalNodes(nodes=(LocalNode(name="node-0", slots=2), LocalNode(name="node-1", slots=3)))
+
+
+def test_a_missing_cluster_file_is_made_with_two_nodes_of_two_slots(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    assert [(node.name, node.slots) for node in read_nodes(path).nodes] == [("node-0", 2), ("node-1", 2)]
+    assert read_nodes(path).num_slots == 4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        pytest.param([], "nodes", id="no nodes"),
+        pytest.param([{"name": "a", "slots": 0}], "nodes.0.slots", id="no slots"),
+        pytest.param([{"name": "A b", "slots": 1}], "nodes.0.name", id="a name that is no label"),
+        pytest.param([{"name": "a", "slots": 1}] * 2, "'a' is there twice", id="one name twice"),
+        pytest.param([{"name": "a", "slots": 2, "devices": [0]}], "one device a slot", id="too few devices"),
+        pytest.param(
+            [{"name": "a", "slots": 1, "devices": [0]}, {"name": "b", "slots": 1, "devices": [0]}],
+            "a device can be one slot only",
+            id="a device of two nodes",
+        ),
+    ],
+)
+def test_a_wrong_cluster_file_is_refused_by_field(tmp_path: Path, nodes: list, message: str) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"nodes": nodes}))
+    with pytest.raises(ConfigError, match=message):
+        read_nodes(path)
+
+
+PLACEMENTS = st.dictionaries(st.sampled_from(["node-0", "node-1"]), st.integers(1, 3), min_size=1)
+
+
+@settings(deadline=None, max_examples=100)
+@given(acts=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans(), PLACEMENTS), max_size=30))
+def test_no_slot_has_two_holders(acts: list[tuple[str, bool, dict[str, int]]]) -> None:
+    slots = Slots(NODES)
+    taken: dict[str, set[tuple[str, int]]] = {}
+    for holder, takes, placement in acts:
+        slots.release(holder)
+        taken.pop(holder, None)
+        if takes and not slots.blocked(placement):
+            got = slots.take(holder, placement)
+            taken[holder] = {(node, slot) for node, numbers in got.items() for slot in numbers}
+            assert {node: len(numbers) for node, numbers in got.items()} == placement
+        everything = [slot for held in taken.values() for slot in held]
+        assert len(everything) == len(set(everything))
+        assert {holder: sum(held.values()) for holder, held in slots.held().items()} == {
+            holder: len(held) for holder, held in taken.items()
+        }
+
+
+def test_what_blocks_a_placement_is_named() -> None:
+    slots = Slots(NODES)
+    slots.take("other", {"node-0": 1})
+    assert slots.blocked({"node-1": 3}) == ""
+    assert "other" in slots.blocked({"node-0": 2})
+    assert "node-7" in slots.blocked({"node-7": 1})
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_slots", "cap", "want"),
+    [
+        pytest.param(2, 4, 1.0, 0.375, id="an equal part of what half a core for the stack leaves"),
+        pytest.param(64, 4, 0.5, 0.5, id="the cap on a large machine"),
+        pytest.param(64, 4, 1.0, 1.0, id="never more than a core"),
+    ],
+)
+def test_a_slot_is_an_equal_share(num_cores: int, num_slots: int, cap: float, want: float) -> None:
+    share = slot_share(num_slots=num_slots, cap=cap, reserve=0.5, num_cores=num_cores)
+    assert share == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("version", "want"),
+    [
+        pytest.param(1, {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "7500"}, id="version 1"),
+        pytest.param(2, {"cpu.max": "7500 10000"}, id="version 2"),
+    ],
+)
+def test_a_quota_has_a_period_of_ten_milliseconds(tmp_path: Path, version: int, want: dict) -> None:
+    group = Cgroups(tmp_path, version).create("job.node-0", 0.75)
+    assert {path.name: path.read_text() for path in group.path.iterdir()} == want
+
+
+def log(folder: JobFolder, incarnation: int, node: str, text: str) -> None:
+    path = folder.log(incarnation, node)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_logs_come_in_whole_lines_and_each_once(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    log(folder, 1, "node-0", "one\ntw")
+    first = read_logs(folder, "")
+    assert first.lines == ("[1/node-0] one",)
+    log(folder, 1, "node-0", "o\n")
+    log(folder, 1, "node-1", "three\n")
+    second = read_logs(folder, first.cursor)
+    assert second.lines == ("[1/node-0] two", "[1/node-1] three")
+    log(folder, 1, "node-1", "cut off")
+    log(folder, 2, "node-1", "four\n")
+    third = read_logs(folder, second.cursor)
+    assert third.lines == ("[1/node-1] cut off", "[2/node-1] four")
+    assert read_logs(folder, third.cursor).lines == ()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 400_000)), min_size=1, max_size=12),
+)
+def test_large_logs_come_in_pieces_without_loss(
+    sizes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = JobFolder(tmp_path_factory.mktemp("job"))
+    wanted: dict[int, str] = {}
+    for number, (incarnation, size) in enumerate(sizes):
+        line = f"{number} " + "x" * size
+        log(folder, incarnation, "node-0", line + "\n")
+        wanted[incarnation] = wanted.get(incarnation, "") + line
+    cursor, got = "", dict.fromkeys(wanted, "")
+    while (chunk := read_logs(folder, cursor)).lines:
+        cursor = chunk.cursor
+        for text in chunk.lines:
+            head, _, rest = text.partition("] ")
+            got[int(head[1:].partition("/")[0])] += rest
+    assert got == wanted
+
+
+@pytest.mark.parametrize("cursor", ["x", "1;../../etc/passwd=0", "1;node-0=-4"])
+def test_a_foreign_cursor_is_refused(tmp_path: Path, cursor: str) -> None:
+    with pytest.raises(Refused, match="cursor"):
+        read_logs(JobFolder(tmp_path), cursor)
+
+
+def test_a_log_has_a_limit_and_says_so(tmp_path: Path) -> None:
+    pipe = LogPipe(tmp_path / "1-a.log", max_bytes=10)
+    for _ in range(4):
+        pipe.note("12345")
+    pipe.close()
+    lines = (tmp_path / "1-a.log").read_text().splitlines()
+    assert lines[0] == "[pollux] 1"
+    assert "this log is full" in lines[1]
+    assert len(lines) == 2
+
+
+def test_decision_numbers_survive_a_broken_counter(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    assert [store.next_decision(0), store.next_decision(0), store.next_decision(7)] == [1, 2, 8]
+    (tmp_path / "decision-counter").write_text("")
+    assert JobStore(tmp_path).next_decision(8) == 9
+
+
+def test_an_unreadable_job_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "job").mkdir(parents=True)
+    (tmp_path / "jobs" / "job" / "job.json").write_text("{")
+    assert JobStore(tmp_path).load() == []
