@@ -20,6 +20,9 @@ _ON_KILL_ASK_S = 12.0
 _ON_KILL_LIMIT_S = 25.0
 """Airflow gives ``on_kill`` 30 s; the first of them go on asking what happened."""
 
+_AT_WORK: set["asyncio.Task[None]"] = set()
+"""Keeps the stops that are being asked for alive when Airflow waits for them no longer."""
+
 _STOP_BY_STATE: dict[str | None, StopReason] = {
     "success": "success",
     "failed": "failed",
@@ -72,6 +75,8 @@ class PolluxTrainingTrigger(BaseTrigger):
         from it.
         """
         work = asyncio.create_task(self._stop_job())
+        _AT_WORK.add(work)
+        work.add_done_callback(_AT_WORK.discard)
         while not work.done():
             try:
                 await asyncio.shield(work)

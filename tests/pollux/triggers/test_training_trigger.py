@@ -213,6 +213,9 @@ def test_on_kill_gets_done_although_airflow_goes_on_cancelling(
         go_on.set()
         with contextlib.suppress(asyncio.CancelledError):
             await killing
+        async with asyncio.timeout(10):
+            while not cluster.stops:
+                await asyncio.sleep(0.01)
 
     asyncio.run(kill_and_cancel())
     assert cluster.stops == ["failed"]
