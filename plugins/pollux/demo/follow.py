@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.airflow_api import AirflowApi
-from pollux.demo.jobs import SCHEDULE_DAG, TASK, TRAIN_DAG, DemoJob, DemoPlan
+from pollux.demo.jobs import SCHEDULE_DAG, TASK, TRAIN_DAG, DemoJob, DemoPlan, JobSize
 from pollux.demo.observe import ClusterNow, JobView, Observer
 from pollux.errors import AirflowUnavailable, ClusterUnavailable, DemoError
 
@@ -67,7 +67,7 @@ def await_dags(api: AirflowApi, *, stall_s: float, logs: Path) -> None:
 
 
 class Follower:
-    """One training phase. ``epochs`` and ``targets`` (progress) are by job name."""
+    """One training phase, over the jobs of a plan with their sizes by name."""
 
     def __init__(
         self,
@@ -75,14 +75,13 @@ class Follower:
         api: AirflowApi,
         observer: Observer,
         *,
-        epochs: Mapping[str, int],
-        targets: Mapping[str, float],
-        capacity: int,
+        sizes: Mapping[str, JobSize],
         state: Path,
     ) -> None:
         self._plan, self._api, self._observer = plan, api, observer
-        self._epochs, self._targets = epochs, targets
-        self._capacity, self._state = capacity, state
+        self._sizes, self._state = sizes, state
+        self._capacity = plan.nodes.num_slots
+        self._targets = {name: size.target_progress for name, size in sizes.items()}
         self._runs: dict[str, str] = {}
         self._submitted_s = 0.0
 
@@ -116,7 +115,7 @@ class Follower:
         if self._runs and not is_due(self._plan, now, since_last_s=since_s, capacity=self._capacity):
             return
         job = self._plan.jobs[len(self._runs)]
-        form = job.form(epochs=self._epochs[job.name], max_gpus=self._capacity)
+        form = job.form(epochs=self._sizes[job.name].epochs, max_gpus=self._capacity)
         self._runs[job.name] = self._api.trigger(TRAIN_DAG, form, run_id=job.run_id).state
         self._submitted_s = time.monotonic()
 

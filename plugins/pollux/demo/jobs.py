@@ -1,8 +1,10 @@
 """What the demo trains, and when each job is submitted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pollux.demo.sizing import Growth, Timing, epochs_for, seconds_alone
 from pollux.local.nodes import DEFAULT_NODES, LocalNode, LocalNodes
 from pollux.verify import Expectation, Expectations
 from pollux_agent.protocol import JobSpec, ScalingRule
@@ -118,6 +120,35 @@ def quick_plan() -> DemoPlan:
         seconds_alone=75.0,
         patience_s=60.0,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSize:
+    """How much one job trains: ``epochs``, which end at ``target_progress`` and last ``alone_s``."""
+
+    epochs: int
+    target_progress: float
+    alone_s: float
+
+
+def size_jobs(plan: DemoPlan, timings: Mapping[str, Timing]) -> Mapping[str, JobSize]:
+    """Sizes by job name from timings by script.
+
+    A decision holds a restart's cost against the job's age (the paper's REALLOC_FACTOR), so with decisions
+    in quick succession a job grows only every few start-up times.
+    """
+    sizes = {}
+    for job in plan.jobs:
+        timing = timings[job.script]
+        interval_s = max(plan.interval_s, 2.5 * timing.start_s)
+        growth = Growth(interval_s=interval_s, max_slots=plan.nodes.num_slots)
+        epochs = max(job.min_epochs, epochs_for(timing, growth, plan.seconds_alone))
+        sizes[job.name] = JobSize(
+            epochs=epochs,
+            target_progress=epochs * timing.epoch_progress,
+            alone_s=seconds_alone(timing, growth, epochs),
+        )
+    return sizes
 
 
 def expectations_of(plan: DemoPlan) -> Expectations:

@@ -16,10 +16,9 @@ from pollux.cluster.local import LocalCluster
 from pollux.demo.answers import await_runs, end_schedule, export_answers
 from pollux.demo.folder import fresh_folder
 from pollux.demo.follow import Follower, await_dags
-from pollux.demo.jobs import DemoPlan, expectations_of
+from pollux.demo.jobs import DemoPlan, JobSize, expectations_of, size_jobs
 from pollux.demo.observe import Observer
 from pollux.demo.picture import save_picture
-from pollux.demo.sizing import Growth, Timing, epochs_for, seconds_alone
 from pollux.demo.summary import (
     CheckSummary,
     DemoSummary,
@@ -72,66 +71,37 @@ def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console)
     )
     console.print("timing the training scripts on one slot")
     timings = time_scripts(plan, scripts=stack_plan.scripts, say=lambda line: console.print(f"  {line}"))
+    sizes = size_jobs(plan, timings)
+    for name, size in sizes.items():
+        console.print(f"  {name}: {size.epochs} epochs, about {size.alone_s:.0f} s alone")
     console.print("starting Airflow, MLflow and the local cluster")
     with MemorySampler(state) as memory:
         with ExitStack() as stack:
             with StartProgress() as progress:
                 record = stack.enter_context(running_stack(stack_plan, follow=progress))
-            epochs = _train(plan, timings, record, console)
+            _train(plan, sizes, record, console)
             console.print("stopping the stack")
     total_s = time.monotonic() - began_s
     console.print("checking what the run left behind")
-    ended = _Ended(plan=plan, epochs=epochs, peak_bytes=memory.peak_bytes, total_s=total_s, stack=record)
+    ended = _Ended(plan=plan, sizes=sizes, peak_bytes=memory.peak_bytes, total_s=total_s, stack=record)
     return _conclude(ended, outputs, console)
 
 
-def growth_of(plan: DemoPlan, timing: Timing) -> Growth:
-    """How a job alone grows under this plan.
-
-    A decision holds a restart's cost against the job's age (the paper's REALLOC_FACTOR), so with decisions
-    in quick succession a job grows only every few start-up times.
-    """
-    interval_s = max(plan.interval_s, 2.5 * timing.start_s)
-    return Growth(interval_s=interval_s, max_slots=plan.nodes.num_slots)
-
-
-def _train(
-    plan: DemoPlan, timings: Mapping[str, Timing], stack: StackRecord, console: Console
-) -> Mapping[str, int]:
-    """Submit, follow, and export what Airflow says; the epochs of each job."""
+def _train(plan: DemoPlan, sizes: Mapping[str, JobSize], stack: StackRecord, console: Console) -> None:
+    """Submit, follow to the end, and export what Airflow says."""
     state = stack.plan.state
-    cluster = LocalCluster(state / "local.sock")
-    capacity = plan.nodes.num_slots
-    growths = {script: growth_of(plan, timing) for script, timing in timings.items()}
-    epochs = {
-        job.name: max(
-            job.min_epochs, epochs_for(timings[job.script], growths[job.script], plan.seconds_alone)
-        )
-        for job in plan.jobs
-    }
-    targets = {job.name: epochs[job.name] * timings[job.script].epoch_progress for job in plan.jobs}
-    console.print(f"Airflow is at {stack.airflow_url} (log-in: {stack.login}), MLflow at {stack.mlflow_url}")
-    for job in plan.jobs:
-        alone_s = seconds_alone(timings[job.script], growths[job.script], epochs[job.name])
-        console.print(f"  {job.name}: {epochs[job.name]} epochs, about {alone_s:.0f} s alone")
+    console.print(f"Airflow is at {stack.airflow_url}, MLflow at {stack.mlflow_url}", soft_wrap=True)
+    console.print(f"user and password are in {stack.login}", soft_wrap=True)
     with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
         await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
-        follower = Follower(
-            plan,
-            api,
-            Observer(cluster, state),
-            epochs=epochs,
-            targets=targets,
-            capacity=capacity,
-            state=state,
-        )
-        with LiveView(console, capacity=capacity) as view:
+        observer = Observer(LocalCluster(state / "local.sock"), state)
+        follower = Follower(plan, api, observer, sizes=sizes, state=state)
+        with LiveView(console, capacity=plan.nodes.num_slots) as view:
             follower.run(view)
         console.print("waiting for the last figures, then exporting Airflow's answers")
         await_runs(state / DATABASE, num_runs=len(plan.jobs), timeout_s=plan.interval_s + 15)
         end_schedule(api, stall_s=plan.stall_s, logs=state / "logs")
         export_answers(api, state)
-    return epochs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +109,7 @@ class _Ended:
     """A run whose stack was stopped."""
 
     plan: DemoPlan
-    epochs: Mapping[str, int]
+    sizes: Mapping[str, JobSize]
     peak_bytes: int
     total_s: float
     stack: StackRecord
@@ -157,7 +127,7 @@ def _conclude(ended: _Ended, outputs: Outputs, console: Console) -> DemoSummary:
     summary = DemoSummary(
         ok=all(check.ok for check in checks),
         jobs=job_summaries(
-            ended.plan, figures, epochs=ended.epochs, metrics=_final_metrics(ended.plan, record)
+            ended.plan, figures, sizes=ended.sizes, metrics=_final_metrics(ended.plan, record)
         ),
         decisions=len(record.decisions),
         double_booked_slots=len(double_bookings(record.jobs)),

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from pollux.demo.jobs import DemoPlan
+from pollux.demo.jobs import DemoPlan, JobSize
 from pollux.verify import Check, JobFigures
 from pollux_agent.protocol import DOCUMENT_CONFIG
 
@@ -69,7 +69,11 @@ class DemoSummary:
 
 
 def job_summaries(
-    plan: DemoPlan, figures: Sequence[JobFigures], *, epochs: Mapping[str, int], metrics: Mapping[str, float]
+    plan: DemoPlan,
+    figures: Sequence[JobFigures],
+    *,
+    sizes: Mapping[str, JobSize],
+    metrics: Mapping[str, float],
 ) -> tuple[JobSummary, ...]:
     """``metrics`` holds the final metric by job name, as MLflow's file has it."""
     jobs = {job.name: job for job in plan.jobs}
@@ -84,7 +88,7 @@ def job_summaries(
             final_metric=metrics.get(of.name),
             metric=jobs[of.name].metric,
             target=jobs[of.name].target,
-            epochs=epochs[of.name],
+            epochs=sizes[of.name].epochs,
             mlflow_run_id=of.mlflow_run_id,
             allocations=tuple(Level(t_s=round(t, 2), gpus=gpus) for t, gpus in of.allocations),
         )

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pollux.demo.jobs import demo_plan, size_jobs
 from pollux.demo.sizing import (
     GAIN_PER_DOUBLING,
     Growth,
@@ -88,3 +89,16 @@ def test_what_shows_no_speed_is_refused(events: list[Event]) -> None:
     with pytest.raises(ValueError, match=r"too few|not complete"):
         timing_from(events, epochs=1)
     assert stepping_seconds(events) == 0
+
+
+def test_a_job_lasts_as_planned_but_never_trains_less_than_its_target_needs() -> None:
+    plan = demo_plan()
+    scripts = {job.script for job in plan.jobs}
+    fast = dict.fromkeys(scripts, Timing(progress_per_s=50.0, epoch_progress=45.0, start_s=8.0))
+    slow = dict.fromkeys(scripts, Timing(progress_per_s=0.1, epoch_progress=45.0, start_s=8.0))
+    for job in plan.jobs:
+        size = size_jobs(plan, fast)[job.name]
+        assert size.alone_s == pytest.approx(plan.seconds_alone, abs=2.0)
+        assert 180 <= size.alone_s <= 300
+        assert size.target_progress == size.epochs * 45.0
+        assert size_jobs(plan, slow)[job.name].epochs == job.min_epochs

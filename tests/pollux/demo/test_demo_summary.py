@@ -8,7 +8,7 @@ from rich.console import Console
 
 from pollux.airflow_api import AirflowApi
 from pollux.demo.answers import export_answers
-from pollux.demo.jobs import demo_plan
+from pollux.demo.jobs import JobSize, demo_plan
 from pollux.demo.summary import DemoSummary, job_summaries, memory_check, summary_table
 from pollux.verify import AirflowExport, JobFigures
 from pollux_agent.protocol import decode, to_plain
@@ -28,7 +28,8 @@ FIGURES = JobFigures(
 
 
 def summary() -> DemoSummary:
-    jobs = job_summaries(demo_plan(), [FIGURES], epochs={"digits": 12}, metrics={"digits": 0.97})
+    sizes = {"digits": JobSize(epochs=12, target_progress=540.0, alone_s=200.0)}
+    jobs = job_summaries(demo_plan(), [FIGURES], sizes=sizes, metrics={"digits": 0.97})
     return DemoSummary(
         ok=True,
         jobs=jobs,
