@@ -8,6 +8,7 @@
         events-<incarnation>-<rank>.jsonl   Events of one rank
         outcomes/<incarnation>-<rank>.json  the Outcome of one rank
         checkpoints/                        see pollux_agent.torch.checkpoint
+        logged.json                         the last step that each metric was logged at
         complete.json                       completion marker: the Outcome of rank 0, kind done
         logs/<incarnation>-<node>.log       what the workers on that node printed
 """

@@ -16,7 +16,7 @@ from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import BatchPlan
 
 PROFILE_EVERY_REPORTS = 10
-CLOSE_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S, DONE_TIMEOUT_S = 2.0, 15.0
 PROFILE_NAME = "profile.json"
 
 
@@ -122,10 +122,10 @@ class Telemetry:
         self._reporter.artifact(PROFILE_NAME, json.dumps(document).encode())
 
     def close(self, *, done: bool) -> None:
-        """Send what waits, for some seconds at most; ``done`` also ends the run."""
+        """Send what waits, for seconds at most; ``done`` also ends the run."""
         if done:
             self._reporter.finish("FINISHED")
-        self._reporter.close(CLOSE_TIMEOUT_S)
+        self._reporter.close(DONE_TIMEOUT_S if done else STOP_TIMEOUT_S)
 
     def _document(self, settings: WorkerSettings, state: JobState, goodput: float | None) -> Report:
         history, limits = self._history, self._config.limits
