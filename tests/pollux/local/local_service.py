@@ -155,11 +155,11 @@ class Service:
         lines = self.folder(job_id).driver_events.read_text().splitlines()
         return [decode(DriverEvent, line) for line in lines]
 
-    def events(self, job_id: str) -> list[Event]:
-        """Events of all ranks and incarnations in order of time."""
+    def events(self, job_id: str, rank: int | str = 0) -> list[Event]:
+        """Events of one rank (``*``: all) in all incarnations, in order of time."""
         lines = [
             line
-            for path in self.folder(job_id).root.glob("events-*.jsonl")
+            for path in self.folder(job_id).root.glob(f"events-*-{rank}.jsonl")
             for line in path.read_text().splitlines()
         ]
         return sorted((decode(Event, line) for line in lines), key=lambda event: event.t_unix_s)

@@ -24,7 +24,7 @@ def test_a_job_runs_to_its_end_on_the_slots_it_was_given(service: Service) -> No
     assert done.status.outcome.step == 20
     assert (done.status.held, done.allocation.placement, done.status.max_gpus_seen) == ({}, {}, 3)
     assert done.status.attained_gpu_s > 1
-    starts = {(event.node, event.slots) for event in service.events("job") if event.event == "start"}
+    starts = {(event.node, event.slots) for event in service.events("job", "*") if event.event == "start"}
     assert starts == {("node-0", (0,)), ("node-0", (1,)), ("node-1", (0,))}
     assert [event.event for event in service.driver_events("job")] == [
         "submit",
@@ -34,7 +34,8 @@ def test_a_job_runs_to_its_end_on_the_slots_it_was_given(service: Service) -> No
         "end",
     ]
     lines = service.cluster.logs("job").lines
-    assert sorted(lines) == ["[1/node-0] counts on from 0"] * 2 + ["[1/node-1] counts on from 0"]
+    assert "[1/node-0] counts on from 0" in lines
+    assert sorted(line.partition("]")[0] for line in lines) == ["[1/node-0", "[1/node-0", "[1/node-1"]
     assert service.submit("job", "count.py", "20").status.phase == "done"
 
 

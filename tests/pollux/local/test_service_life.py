@@ -39,8 +39,8 @@ def test_a_killed_service_takes_its_processes_along_and_jobs_resume_when_it_is_b
     assert job.allocation.placement == {"node-0": 1, "node-1": 1}
     service.until("job", "running")
     starts = [event.step for event in service.events("job") if event.event == "start"]
-    assert starts[:2] == [0, 0]
-    assert min(starts[2:]) >= 10
+    assert starts[0] == 0
+    assert starts[1] >= 10
     assert service.cluster.job("waits").status.phase == "waiting"
 
 
