@@ -9,6 +9,9 @@ import typer
 
 from pollux.cli import app
 
+PLAIN_WIDTH = 140
+"""Columns of the tables where there is no terminal to ask."""
+
 
 @app.command("demo")
 def demo_command(
@@ -46,7 +49,7 @@ def demo_command(
             plan,
             state=state,
             outputs=Outputs(summary=summary.absolute(), picture=picture.absolute()),
-            console=Console(),
+            console=Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH),
         )
     except ConfigError as error:
         _fail(error, 2)

@@ -1,6 +1,7 @@
 """``pollux verify``."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,9 @@ from typing import Annotated
 import typer
 
 from pollux.cli import app
+
+PLAIN_WIDTH = 140
+"""Columns of the table where there is no terminal to ask."""
 
 
 @app.command("verify")
@@ -35,5 +39,6 @@ def verify_command(
 
         from pollux.verify.table import checks_table
 
-        Console(soft_wrap=False).print(checks_table(checks))
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        Console(width=width).print(checks_table(checks))
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)

@@ -46,8 +46,9 @@ class Watching:
 
 
 def is_due(plan: DemoPlan, now: ClusterNow, *, since_last_s: float, capacity: int) -> bool:
-    """Whether to submit the next job: every slot is at work, or patience is at an end."""
-    return now.gpus_at_work >= capacity or since_last_s >= plan.patience_s
+    """Whether to submit the next job: every slot and every job is at work, or patience is at an end."""
+    everyone_works = all(job.is_at_work for job in now.jobs if job.phase not in (None, "done"))
+    return (everyone_works and now.gpus_at_work >= capacity) or since_last_s >= plan.patience_s
 
 
 def await_dags(api: AirflowApi, *, stall_s: float, logs: Path) -> None:
@@ -112,7 +113,9 @@ class Follower:
         if len(self._runs) == len(self._plan.jobs):
             return
         since_s = time.monotonic() - self._submitted_s
-        if self._runs and not is_due(self._plan, now, since_last_s=since_s, capacity=self._capacity):
+        known = sum(job.phase is not None for job in now.jobs)
+        due = is_due(self._plan, now, since_last_s=since_s, capacity=self._capacity)
+        if self._runs and not (due and known == len(self._runs)):
             return
         job = self._plan.jobs[len(self._runs)]
         form = job.form(epochs=self._sizes[job.name].epochs, max_gpus=self._capacity)

@@ -35,6 +35,11 @@ class JobView:
     def gpus(self) -> int:
         return sum(self.placement.values())
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it trains at this moment."""
+        return self.phase == "running" and self.step > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNow:
@@ -47,7 +52,7 @@ class ClusterNow:
     @property
     def gpus_at_work(self) -> int:
         """GPUs of the jobs that train at this moment."""
-        return sum(job.gpus for job in self.jobs if job.phase == "running" and job.step)
+        return sum(job.gpus for job in self.jobs if job.is_at_work)
 
 
 class Observer:

@@ -58,7 +58,8 @@ def _held(job: JobFigures, t_s: float) -> int:
 
 
 def _label(job: JobFigures) -> str:
-    return f"{job.name}: done after {job.jct_s / 60:.1f} min, {job.resizes} resizes"
+    resizes = "1 resize" if job.resizes == 1 else f"{job.resizes} resizes"
+    return f"{job.name}: {job.jct_s / 60:.1f} min, {resizes}"
 
 
 def _mark_resizes(axes: "Axes", stack: Stack, number: int, floor: Sequence[int]) -> None:

@@ -173,7 +173,7 @@ def _warnings(ended: _Ended) -> tuple[str, ...]:
 
 def _title(plan: DemoPlan, capacity: int) -> str:
     every = "every minute" if plan.interval_s == 60 else f"every {plan.interval_s:g} s"
-    return f"Who held which of {capacity} GPU slots: Airflow re-allocates them {every} by goodput"
+    return f"GPU slots held by each training: Airflow re-allocates {capacity} slots {every} by goodput"
 
 
 def _print_end(summary: DemoSummary, ended: _Ended, outputs: Outputs, console: Console) -> None:

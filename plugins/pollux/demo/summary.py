@@ -110,7 +110,8 @@ def summary_table(summary: DemoSummary, *, mlflow_urls: Mapping[str, str]) -> Ta
     """The jobs as a table; the MLflow links work while a stack runs on the state folder."""
     table = Table(title="what became of the jobs")
     for column in ("job", "Airflow", "JCT", "resizes", "lost to restarts", "final metric", "MLflow run"):
-        table.add_column(column, justify="left" if column in ("job", "Airflow", "MLflow run") else "right")
+        is_text = column in ("job", "Airflow", "MLflow run")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     for job in summary.jobs:
         metric = "none" if job.final_metric is None else f"{job.final_metric:.4g}"
         table.add_row(

@@ -43,6 +43,15 @@ def test_the_next_job_comes_when_somebody_has_to_shrink_for_it(
     assert is_due(demo_plan(), ClusterNow(jobs=(job,)), since_last_s=since_s, capacity=4) is want
 
 
+def test_the_third_job_waits_until_the_second_is_at_work() -> None:
+    first, waiting = view(), view(name="second", phase="waiting", placement={}, step=0)
+    assert not is_due(demo_plan(), ClusterNow(jobs=(first, waiting)), since_last_s=5.0, capacity=4)
+    shrunk, working = view(placement={"node-0": 2}), view(name="second", placement={"node-1": 2})
+    unsubmitted = JobView(name="third")
+    now = ClusterNow(jobs=(shrunk, working, unsubmitted))
+    assert is_due(demo_plan(), now, since_last_s=5.0, capacity=4)
+
+
 def test_the_watchdog_barks_after_the_time_without_any_change(tmp_path: Path) -> None:
     watchdog = Watchdog("training", stall_s=180.0, where=tmp_path)
     watchdog.feed(1, 0.0)
