@@ -15,7 +15,8 @@ TRAIN_DAG, SCHEDULE_DAG, TASK = "pollux_train", "pollux_schedule", "train"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoJob:
     """One training. ``metric`` is what its script logs last, ``target`` what that has to reach, and
-    ``min_epochs`` how many epochs the script needs for it, however slow the machine."""
+    ``min_epochs`` how many epochs the script needs for it, however slow the machine. ``length`` is how long
+    it lasts alone, in terms of the plan's ``seconds_alone``."""
 
     name: str
     script: str
@@ -27,6 +28,7 @@ class DemoJob:
     target: float
     higher_is_better: bool
     min_epochs: int
+    length: float = 1.0
 
     @property
     def run_id(self) -> str:
@@ -113,11 +115,11 @@ def demo_plan() -> DemoPlan:
 def quick_plan() -> DemoPlan:
     """The same in small, for tests: two jobs on two nodes of one slot, and a decision every 5 seconds."""
     return DemoPlan(
-        jobs=(DIGITS, DIGITS_AGAIN),
+        jobs=(DIGITS, replace(DIGITS_AGAIN, length=1.6)),
         nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
         interval_s=5.0,
         report_interval_s=2.0,
-        seconds_alone=75.0,
+        seconds_alone=65.0,
         patience_s=60.0,
     )
 
@@ -142,7 +144,7 @@ def size_jobs(plan: DemoPlan, timings: Mapping[str, Timing]) -> Mapping[str, Job
         timing = timings[job.script]
         interval_s = max(plan.interval_s, 2.5 * timing.start_s)
         growth = Growth(interval_s=interval_s, max_slots=plan.nodes.num_slots)
-        epochs = max(job.min_epochs, epochs_for(timing, growth, plan.seconds_alone))
+        epochs = max(job.min_epochs, epochs_for(timing, growth, job.length * plan.seconds_alone))
         sizes[job.name] = JobSize(
             epochs=epochs,
             target_progress=epochs * timing.epoch_progress,
