@@ -14,6 +14,8 @@ _PERIOD_US = 10_000
 """Short, so that a worker is never held up for long in the middle of an all-reduce."""
 _MIN_QUOTA_US = 1_000
 """Less is refused by the kernel."""
+_WEIGHT_OVER_OTHERS = 64
+"""Without a high weight all jobs together would count as one process against those of the whole machine."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -65,7 +67,11 @@ class Cgroups:
     version: Literal[1, 2]
 
     def create(self, name: str, num_cpus: float) -> Group:
-        """A group that may use ``num_cpus`` cores; raises OSError where that is not permitted."""
+        """A group that may use ``num_cpus`` cores; raises OSError where that is not permitted.
+
+        What it leaves unused while it waits for others it may use up in the next periods (a burst of at
+        most one period's quota, where the kernel has that): a rank that waited runs on at once.
+        """
         path = self.root / name
         path.mkdir(exist_ok=True)
         period_us = max(_PERIOD_US, min(1_000_000, round(_MIN_QUOTA_US / num_cpus)))
@@ -73,9 +79,20 @@ class Cgroups:
         if self.version == 1:
             (path / "cpu.cfs_period_us").write_text(str(period_us))
             (path / "cpu.cfs_quota_us").write_text(str(quota_us))
+            burst = path / "cpu.cfs_burst_us"
         else:
             (path / "cpu.max").write_text(f"{quota_us} {period_us}")
+            burst = path / "cpu.max.burst"
+        if burst.exists():
+            burst.write_text(str(quota_us))
         return Group(path)
+
+    def weigh(self) -> None:
+        """Put what the quotas promise before whatever else the machine does."""
+        if self.version == 1:
+            (self.root / "cpu.shares").write_text(str(1024 * _WEIGHT_OVER_OTHERS))
+        else:
+            (self.root / "cpu.weight").write_text(str(100 * _WEIGHT_OVER_OTHERS))
 
     def clear(self) -> None:
         """Remove what a killed service left, its last processes included."""
@@ -101,6 +118,7 @@ def open_cgroups(name: str, base: Path = _CGROUP) -> Cgroups | None:
                 for folder in (parent, groups.root):
                     (folder / "cgroup.subtree_control").write_text("+cpu")
             groups.clear()
+            groups.weigh()
             probe = groups.create("probe", 1.0)
             probe.remove()
         except OSError as error:
