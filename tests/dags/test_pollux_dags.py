@@ -122,6 +122,9 @@ def test_a_job_that_a_retry_cannot_help_fails_the_run(dags: DagBag, cluster: End
 
 
 @pytest.mark.usefixtures("airflow_db")
-def test_a_cycle_without_services_ends_skipped(dags: DagBag) -> None:
+def test_a_cycle_without_services_ends_skipped_and_its_log_says_why(
+    dags: DagBag, caplog: pytest.LogCaptureFixture
+) -> None:
     run = dags.dags["pollux_schedule"].test()
     assert [ti.state for ti in run.get_task_instances()] == ["skipped"]
+    assert "Skipped: the cluster does not answer" in caplog.text

@@ -35,6 +35,9 @@ def up(
     interval: Annotated[float, typer.Option(help="Seconds between scheduling cycles.")] = 60.0,
     slot_cap: Annotated[float | None, typer.Option(help="Most of a core that one slot may be.")] = None,
     report_interval: Annotated[float | None, typer.Option(help="Seconds between jobs' reports.")] = None,
+    checkpoint_interval: Annotated[
+        float | None, typer.Option(help="Seconds between jobs' periodic checkpoints.")
+    ] = None,
     dags: Annotated[Path | None, typer.Option(help="DAGs folder. [default: the project's]")] = None,
     airflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
@@ -52,6 +55,7 @@ def up(
         "interval_s": interval,
         "slot_cap": slot_cap,
         "report_interval_s": report_interval,
+        "checkpoint_interval_s": checkpoint_interval,
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
         **({"dags": dags} if dags else {}),

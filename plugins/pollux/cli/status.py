@@ -13,6 +13,7 @@ from pollux.cli.opening import StateOption, open_settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from pollux.cluster.base import ClusterJob
     from pollux.cluster.local import LocalCluster
     from pollux.store import JobRecord, ModelStore
 
@@ -63,7 +64,7 @@ def _look(cluster: "LocalCluster", store: "ModelStore | None") -> dict[str, Any]
                 "job_id": job.job_id,
                 "name": job.spec.name,
                 "phase": job.status.phase,
-                "message": job.status.message,
+                "message": _message(job),
                 "allocation": dict(job.allocation.placement),
                 "held": dict(job.status.held),
                 "decision": job.allocation.decision,
@@ -76,6 +77,13 @@ def _look(cluster: "LocalCluster", store: "ModelStore | None") -> dict[str, Any]
             for job in view.jobs
         ],
     }
+
+
+def _message(job: "ClusterJob") -> str:
+    """What the job waits for or does; one without a run is given nothing, so that comes first."""
+    if job.mlflow_run_id is None and job.status.phase == "waiting":
+        return "waits for its MLflow run, which a scheduling cycle makes as soon as MLflow answers"
+    return job.status.message
 
 
 def _reports(store: "ModelStore | None") -> "tuple[Mapping[str, JobRecord], str]":

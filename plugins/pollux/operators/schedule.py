@@ -36,7 +36,8 @@ def task_limit(config: Settings) -> timedelta:
 def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str, Any]:
     """One cycle now, for the run that was due at ``run_after``; its figures in short.
 
-    A cycle that decides nothing ends as a skipped task with the reason.
+    A cycle that decides nothing ends as a skipped task, with the reason in the log: Airflow's own line keeps
+    what the exception says to itself.
     """
     from pollux.cluster.local import LocalCluster
     from pollux.cycle import run_once
@@ -63,6 +64,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     )
     look_for_orphans(cluster, config, log)
     if result.skipped:
+        log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
     log.info("Decision %s, objective %s", result.decision, result.objective)
     for action in result.actions:

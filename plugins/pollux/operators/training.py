@@ -226,6 +226,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
                 "restarts": job.status.restarts,
             }
         if verdict.kind == "skip":
+            self.log.warning("Skipped: %s", verdict.message)
             raise AirflowSkipException(verdict.message)
         if outcome is not None and outcome.traceback:
             self.log.error("The training script's traceback:\n%s", outcome.traceback)

@@ -35,8 +35,8 @@ class StackPlan:
     """What a person asked ``pollux stack up`` for.
 
     ``cluster`` is a cluster file to use instead of the default nodes, ``slot_cap`` the largest fraction of
-    a core that one slot may be, ``report_interval_s`` how often jobs report; ports are the kernel's choice
-    unless given.
+    a core that one slot may be, ``report_interval_s`` and ``checkpoint_interval_s`` how often jobs report and
+    write checkpoints; ports are the kernel's choice unless given.
     """
 
     state: Path
@@ -46,6 +46,7 @@ class StackPlan:
     interval_s: Annotated[float, Field(gt=0)] = 60.0
     slot_cap: Annotated[float, Field(ge=0.01, le=1)] | None = None
     report_interval_s: Annotated[float, Field(ge=0.1)] | None = None
+    checkpoint_interval_s: Annotated[float, Field(ge=0.1)] | None = None
     airflow_port: Port | None = None
     mlflow_port: Port | None = None
 

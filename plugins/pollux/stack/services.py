@@ -92,6 +92,8 @@ def _local_cluster(record: StackRecord) -> Service:
         command += ["--slot-cap", str(plan.slot_cap)]
     if plan.report_interval_s is not None:
         command += ["--report-interval", str(plan.report_interval_s)]
+    if plan.checkpoint_interval_s is not None:
+        command += ["--checkpoint-interval", str(plan.checkpoint_interval_s)]
     socket = plan.state / "local.sock"
     return Service(
         name="local",
@@ -172,7 +174,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "parsing_processes": "1",
         },
         "logging": {"base_log_folder": str(home / "logs")},
-        "scheduler": {"scheduler_idle_sleep_time": "0.25"},
+        "scheduler": {"scheduler_idle_sleep_time": "0.25", "orphaned_tasks_check_interval": "20"},
         "triggerer": {"capacity": "200"},
         "workers": {"min_heartbeat_interval": "1"},
     }
