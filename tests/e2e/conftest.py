@@ -12,6 +12,7 @@ from pollux.stack.record import StackPlan, StackRecord
 
 INTERVAL_S = 5.0
 REPORT_INTERVAL_S = 2.0
+CHECKPOINT_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,12 @@ class RunningStack:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A ready stack that schedules every 5 s and whose jobs report every 2 s."""
+    """A ready stack that schedules every 5 s and whose jobs report and write checkpoints every 2 s."""
     plan = StackPlan(
         state=tmp_path_factory.mktemp("stack"),
         interval_s=INTERVAL_S,
         report_interval_s=REPORT_INTERVAL_S,
+        checkpoint_interval_s=CHECKPOINT_INTERVAL_S,
         slot_cap=0.5,
     )
     with running_stack(plan) as record:

@@ -5,47 +5,9 @@ from typing import Any
 
 import httpx
 import pytest
-
-from pollux.airflow_api import DagRun, TaskInstance
-from pollux.cluster.base import FINAL_PHASES, ClusterJob
-from pollux.cluster.local import LocalCluster
-from pollux.stack.processes import wait_until
+from trainings import DAG, Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
-
-WAIT_S = 90.0
-DAG = "pollux_train"
-
-
-class Training:
-    """One run of the training DAG, seen from Airflow and from the cluster."""
-
-    def __init__(self, stack: Any, **conf: Any) -> None:
-        self.api = stack.api
-        self.cluster = LocalCluster(stack.state / "local.sock")
-        self.run: DagRun = self.api.trigger(DAG, conf)
-
-    @property
-    def task(self) -> TaskInstance:
-        return self.api.task_instances(DAG, self.run.run_id)[0]
-
-    @property
-    def job(self) -> ClusterJob | None:
-        jobs = [job for job in self.cluster.every_job().jobs if job.identity.run_id == self.run.run_id]
-        return jobs[0] if jobs else None
-
-    def log(self, try_number: int) -> str:
-        return self.api.log(DAG, self.run.run_id, "train", try_number=try_number)
-
-    def wait(self, holds: Callable[[ClusterJob | None, TaskInstance], bool], what: str) -> ClusterJob:
-        last = []
-
-        def now() -> bool:
-            last[:] = [self.job, self.task]
-            return holds(*last)
-
-        assert wait_until(now, WAIT_S), f"{what}: not within {WAIT_S:.0f} s; last seen {last}"
-        return last[0]
 
 
 @pytest.fixture
@@ -59,8 +21,7 @@ def training(stack: Any) -> Any:
 
     yield start
     for left in started:
-        if (job := left.job) is not None and job.status.phase not in FINAL_PHASES:
-            left.cluster.stop(job.job_id, "failed")
+        left.abandon()
 
 
 def test_a_persons_acts_on_the_task_reach_the_job(stack: Any, training: Callable[..., Training]) -> None:
