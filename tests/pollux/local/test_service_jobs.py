@@ -199,7 +199,7 @@ def test_an_older_decision_changes_nothing(service: Service) -> None:
 def busy_machine() -> Iterator[None]:
     """Six times as many other processes that compute as there are cores."""
     others = [
-        subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.DEVNULL)
+        subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
         for _ in range(6 * (os.cpu_count() or 1))
     ]
     yield
