@@ -18,19 +18,23 @@ def job_records(
 ) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
     """The record of each of our jobs that has a run or gets one now; and why others have none.
 
-    Making runs takes at most a third of the interval; jobs beyond that wait for the next cycle. A job whose
-    run cannot be had harms no other. Raises StoreUnavailable and ClusterUnavailable.
+    Making runs takes at most a third of the interval, but one is always made, however slow MLflow is; jobs
+    beyond that wait for the next cycle. A job whose run cannot be had harms no other. Raises StoreUnavailable
+    and ClusterUnavailable.
     """
-    until_s = time.monotonic() + settings.interval_s / 3
     reports = store.reports()
+    until_s: float | None = None
     found: dict[str, JobRecord] = {}
     left_out: dict[str, str] = {}
     for job in view.jobs:
         if not is_ours(job, settings):
             continue
-        if job.mlflow_run_id is None and time.monotonic() > until_s:
-            left_out[job.job_id] = "its MLflow run is made in the next cycle"
-            continue
+        if job.mlflow_run_id is None:
+            now_s = time.monotonic()
+            until_s = now_s + settings.interval_s / 3 if until_s is None else until_s
+            if now_s > until_s:
+                left_out[job.job_id] = "its MLflow run is made in the next cycle"
+                continue
         try:
             found[job.job_id] = _record(cluster, store, job, reports.get(job.job_id))
         except (StoreUnavailable, ClusterUnavailable):

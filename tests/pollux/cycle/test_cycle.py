@@ -136,6 +136,14 @@ def test_without_mlflow_a_cycle_is_skipped_with_the_reason_and_jobs_keep_what_th
     assert not world.cycle().skipped
 
 
+def test_however_slow_mlflow_is_each_cycle_makes_a_waiting_jobs_run(world: World) -> None:
+    """With next to no time for it, three jobs take three cycles; none waits for ever."""
+    world.submit("one", "two", "three")
+    hurried = replace(world.settings, interval_s=1e-6)
+    left_out = [set(world.cycle(settings=hurried).left_out) for _ in range(3)]
+    assert left_out == [{"two", "three"}, {"three"}, set()]
+
+
 def test_a_late_cycle_and_one_beside_another_are_skipped(world: World) -> None:
     world.submit("one")
     late = run_once(
