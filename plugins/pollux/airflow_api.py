@@ -11,7 +11,13 @@ from typing import Any, Literal, Self
 from urllib.parse import quote
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from pollux.errors import AirflowApiError, AirflowUnavailable, ConfigError
 
@@ -67,7 +73,8 @@ class AirflowApi:
 
     Connection errors are tried again for some seconds, then raised as AirflowUnavailable; an answer that
     refuses raises AirflowApiError with Airflow's own words and is never tried again. A request whose
-    answer was lost is not repeated unless it only reads.
+    answer was lost, or that failed inside Airflow (its SQLite is locked at times), is not repeated unless it
+    only reads.
     """
 
     def __init__(
@@ -164,7 +171,10 @@ class AirflowApi:
         while True:
             page = {"page_offset": len(items), "page_limit": PAGE_SIZE, "order_by": "id"}
             answer = self._json(
-                "POST", _path("dags", "~", "dagRuns", "~", "taskInstances", "list"), body=body | page
+                "POST",
+                _path("dags", "~", "dagRuns", "~", "taskInstances", "list"),
+                body=body | page,
+                only_reads=True,
             )
             items += answer["task_instances"]
             if not answer["task_instances"] or len(items) >= answer["total_entries"]:
@@ -220,9 +230,15 @@ class AirflowApi:
                 return items
 
     def _json(
-        self, method: str, path: str, *, body: Any = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, Any] | None = None,
+        only_reads: bool = False,
     ) -> dict[str, Any]:
-        response = self._send(method, path, body=body, query=query)
+        response = self._send(method, path, body=body, query=query, only_reads=only_reads)
         assert response is not None
         plain = response.json()
         if not isinstance(plain, dict):
@@ -237,14 +253,9 @@ class AirflowApi:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         missing_ok: bool = False,
+        only_reads: bool = False,
     ) -> httpx.Response | None:
-        retryable = (httpx.TransportError,) if method == "GET" else (httpx.ConnectError,)
-        attempts = Retrying(
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_exponential(multiplier=0.2, max=3),
-            retry=retry_if_exception_type(retryable),
-            reraise=True,
-        )
+        attempts = _attempts(only_reads=only_reads or method == "GET")
         try:
             response = attempts(self._once, method, path, body, query)
             if response.status_code == httpx.codes.UNAUTHORIZED:
@@ -271,6 +282,18 @@ class AirflowApi:
                 raise AirflowApiError(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
             self._token, self._token_age = str(answer.json()["access_token"]), time.monotonic()
         return self._token
+
+
+def _attempts(*, only_reads: bool) -> Retrying:
+    """Repeats what is safe to repeat; in the end the last answer or error is the caller's."""
+    lost = retry_if_exception_type(httpx.TransportError if only_reads else httpx.ConnectError)
+    broken = retry_if_result(lambda response: only_reads and response.is_server_error)
+    return Retrying(
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential(multiplier=0.2, max=3),
+        retry=lost | broken,
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+    )
 
 
 def _path(*parts: str) -> str:

@@ -18,11 +18,13 @@ RUN = {"dag_id": "d", "state": "queued", "start_date": None, "end_date": None, "
 
 @dataclass
 class Server:
-    """What the server saw and what it shall do: ``drop`` closes that many connections without an answer."""
+    """What the server saw and what it shall do: ``drop`` closes that many connections without an answer, and
+    ``broken`` answers that many requests with 500."""
 
     url: str = ""
     tokens: int = 0
     drop: int = 0
+    broken: int = 0
     total_runs: int = 3
     seen: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
@@ -53,6 +55,9 @@ def server() -> Iterator[Server]:
                 state.drop -= 1
                 self.close_connection = True
                 return None
+            if state.broken:
+                state.broken -= 1
+                return self.reply(500, {"detail": "Database error"})
             if self.headers["authorization"] != f"Bearer token-{state.tokens}":
                 return self.reply(401, {"detail": "Not authenticated"})
             return self.route(body)
@@ -125,6 +130,21 @@ def test_all_pages_are_read(server: Server, api: AirflowApi) -> None:
 def test_reading_is_repeated_after_a_lost_connection(server: Server, api: AirflowApi) -> None:
     server.drop = 2
     assert len(api.dag_runs("d")) == 3
+
+
+def test_reading_is_repeated_after_an_error_inside_airflow(server: Server, api: AirflowApi) -> None:
+    server.broken = 2
+    assert len(api.dag_runs("d")) == 3
+    server.broken = 100
+    with pytest.raises(AirflowApiError, match="500: Database error"):
+        api.dag_runs("d")
+
+
+def test_an_action_that_failed_inside_airflow_is_not_repeated(server: Server, api: AirflowApi) -> None:
+    server.broken = 1
+    with pytest.raises(AirflowApiError, match="500: Database error"):
+        api.trigger("d", {})
+    assert len(server.seen) == 1
 
 
 def test_an_action_whose_answer_was_lost_is_not_repeated(server: Server, api: AirflowApi) -> None:

@@ -17,6 +17,8 @@ from pollux_agent.records import write_atomic
 
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
+_LOCK_WAIT_S = 30
+"""How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "workers": "1",
             "expose_stacktrace": "False",
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}"},
+        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout={_LOCK_WAIT_S}"},
         "dag_processor": {
             "refresh_interval": "5",
             "min_file_process_interval": "30",
