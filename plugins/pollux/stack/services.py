@@ -18,7 +18,7 @@ from pollux_agent.records import write_atomic
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
 _LOCK_WAIT_S = 30
-"""How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy machine."""
+"""How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
