@@ -9,6 +9,7 @@ from typing import Any
 from pollux.airflow_api import DagRun, TaskInstance
 from pollux.cluster.base import FINAL_PHASES, ClusterJob
 from pollux.cluster.local import LocalCluster
+from pollux.stack.processes import wait_until
 from pollux.verify import JobRecord, read_record
 from pollux_agent.protocol import Event, JobFolder, decode
 
@@ -87,6 +88,11 @@ class Training:
 
     def succeeds(self) -> ClusterJob:
         return self.wait(lambda job, task: task.state == "success", "its task succeeds")
+
+    def clear(self) -> None:
+        """Clear its task once its run is over: Airflow forgets a clear that comes just as it ends the run."""
+        assert wait_until(lambda: self.api.dag_run(DAG, self.run.run_id).is_final, WAIT_S)
+        self.api.clear(DAG, self.run.run_id, ["train"])
 
     def abandon(self) -> None:
         """End it, if it has not ended."""
