@@ -65,6 +65,7 @@ def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
 
 
 def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobRecord | None) -> JobRecord:
+    """A closed run is opened again for a job that is to train again, not while its workers end."""
     if job.mlflow_run_id is None:
         run_id = store.ensure_run(job.job_id, job.identity, job.spec, job.submitted_unix_s)
         cluster.set_run(job.job_id, run_id)
@@ -72,7 +73,7 @@ def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobReco
         run_id = job.mlflow_run_id
     if known is not None and known.run_id == run_id:
         return known
-    return store.reopen_run(job.job_id, run_id)
+    return store.reopen_run(job.job_id, run_id, unless_finished=bool(job.status.held))
 
 
 def _how_it_ended(job: ClusterJob) -> Mapping[str, str]:

@@ -65,8 +65,11 @@ class ModelStore:
                 chosen[job_id] = run
         return {job_id: _record(job_id, run) for job_id, run in chosen.items()}
 
-    def reopen_run(self, job_id: str, run_id: str) -> JobRecord:
-        """The record of a run that :meth:`reports` lacks: set to RUNNING again, or why that cannot be."""
+    def reopen_run(self, job_id: str, run_id: str, *, unless_finished: bool = False) -> JobRecord:
+        """The record of a run that :meth:`reports` lacks: set to RUNNING again, or why that cannot be.
+
+        With ``unless_finished`` a FINISHED one is left so.
+        """
         from mlflow.exceptions import MlflowException
 
         with self._connection.calling() as client:
@@ -81,7 +84,7 @@ class ModelStore:
                     run_id=run_id,
                     remarks=(f"not fitted: its MLflow run {run_id} was deleted; restore it in MLflow",),
                 )
-            if run.info.status != "RUNNING":
+            if run.info.status not in ("RUNNING", *(("FINISHED",) if unless_finished else ())):
                 client.update_run(run_id, status="RUNNING")
         return _record(job_id, run)
 

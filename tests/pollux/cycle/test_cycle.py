@@ -214,6 +214,21 @@ def test_a_job_that_is_tried_again_continues_its_own_run(world: World) -> None:
     assert snapshot.jobs[0].fits
 
 
+def test_a_run_that_its_agent_has_just_finished_stays_so_while_the_workers_end(world: World) -> None:
+    world.submit("one")
+    world.cycle()
+    world.settle()
+    assert world.job("one").status.held
+    run_id = world.job("one").mlflow_run_id
+    client = MlflowClient(world.uri)
+    client.set_terminated(run_id, "FINISHED")
+    assert not world.cycle().left_out
+    assert client.get_run(run_id).info.status == "FINISHED"
+    world.cluster.end("one", "done")
+    world.cycle()
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
 def test_decisions_and_what_they_came_to_are_figures_in_mlflow(world: World) -> None:
     world.submit("one")
     world.cycle()
