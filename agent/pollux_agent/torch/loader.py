@@ -30,6 +30,11 @@ class Steps(Protocol):
         """How the next step is cut."""
         ...
 
+    @property
+    def stepped(self) -> bool:
+        """Whether the step in progress has come to its update."""
+        ...
+
     def begin_pass(self) -> None:
         """The loop over the loader begins."""
         ...
@@ -95,8 +100,12 @@ class ElasticLoader:
                     break
 
     def _leave(self, micro: MicroBatch) -> None:
-        """A loop that is left after its step's update keeps the step; one that is left earlier loses it."""
-        if micro.last:
+        """A loop that is left after its step's update keeps the step; one that is left earlier loses it.
+
+        A loop is left by ``break`` as well as by an error of the script, which may be one rank's alone: what
+        has not come to its update is dropped without a word to the other ranks.
+        """
+        if micro.last and self._steps.stepped:
             self._sampler.advance(micro.step_samples)
             self._steps.end()
         else:

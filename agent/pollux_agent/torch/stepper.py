@@ -53,6 +53,11 @@ class Stepper:
         for optimizer in optimizers:
             self._patch(optimizer)
 
+    @property
+    def stepped(self) -> bool:
+        """Whether the present step's gradient is finished: its update is made, or skipped on all ranks."""
+        return self._result is not None
+
     def begin(self, micro: MicroBatch) -> None:
         """A micro-batch is about to be given to the user's loop."""
         if micro.first:

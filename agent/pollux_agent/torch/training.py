@@ -96,6 +96,10 @@ class Training:
     def _noise_scale(self) -> float | None:
         return self._parts.trained.sync.noise.noise_scale
 
+    @property
+    def stepped(self) -> bool:
+        return self._parts.stepper.stepped
+
     def begin_pass(self) -> None:
         self._timer.start()
 

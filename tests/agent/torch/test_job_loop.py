@@ -195,6 +195,24 @@ def test_a_loop_left_early_keeps_whole_steps_and_drops_the_rest() -> None:
     assert sum(len(indices) for *_, indices in job.loader) == 48
 
 
+@pytest.mark.parametrize("updated", [False, True], ids=["before its update", "after its update"])
+def test_an_error_within_a_step_keeps_it_only_if_it_was_made(updated: bool) -> None:
+    model = linear_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = ElasticJob(model, optimizer, Line(), batch_size=16, max_batch_size=16)
+    with pytest.raises(RuntimeError, match="of the script"):
+        for inputs, targets, _ in job.loader:
+            optimizer.zero_grad()
+            F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+            if job.step == 1 and not updated:
+                raise RuntimeError("of the script")
+            optimizer.step()
+            if job.step == 1:
+                raise RuntimeError("of the script")
+    assert (job.step, job.progress) == ((2, 2.0) if updated else (1, 1.0))
+    assert sum(len(indices) for *_, indices in job.loader) == (32 if updated else 48)
+
+
 def test_alone_a_job_resumes_from_its_checkpoint_folder(tmp_path: Path) -> None:
     steps = []
     for epochs in (1, 3):
