@@ -40,6 +40,10 @@ class JobFolder:
         return self.root / "complete.json"
 
     @property
+    def logged(self) -> Path:
+        return self.root / "logged.json"
+
+    @property
     def outcomes(self) -> Path:
         return self.root / "outcomes"
 

@@ -54,7 +54,7 @@ class Telemetry:
     ) -> None:
         self._reporter, self._settings, self._config, self._history = reporter, settings, config, history
         self._window = _Window()
-        self._memory = settings.folder.root / "logged.json" if settings is not None else None
+        self._memory = settings.folder.logged if settings is not None else None
 
     def recall(self) -> None:
         """Take up what was logged after the checkpoint that the history is of."""

@@ -186,11 +186,13 @@ class LocalService:
             self._store.save_lease(None)
 
     def _tick(self, entry: _Entry, now_unix_s: float, *, closing: bool) -> None:
+        """A job that is to start from nothing gives its slots back first, however it came by them."""
         job = entry.job
         before = entry.driver.state
         if before.phase == "waiting" and self._store.make_fresh(job.job_id):
             entry.driver.state = replace(before, best_step=0, failure=None)
-        wanted = replace(job.allocation, placement={}) if closing else job.allocation
+        parks = closing or self._store.fresh_asked(job.job_id)
+        wanted = replace(job.allocation, placement={}) if parks else job.allocation
         state = entry.driver.tick(now_unix_s=now_unix_s, allocation=wanted, stop=job.status.stop)
         if state is before:
             return

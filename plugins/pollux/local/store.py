@@ -66,12 +66,18 @@ class JobStore:
         """Note that the job's checkpoints are to be deleted before its next start."""
         write_atomic(self._fresh(job_id), b"")
 
+    def fresh_asked(self, job_id: str) -> bool:
+        return self._fresh(job_id).exists()
+
     def make_fresh(self, job_id: str) -> bool:
-        """Delete checkpoints and completion marker if that was asked for; whether it was."""
-        if not self._fresh(job_id).exists():
+        """Delete checkpoints, completion marker and the memory of what was logged if that was asked for;
+        whether it was.
+        """
+        if not self.fresh_asked(job_id):
             return False
         folder = self.folder(job_id)
         folder.complete.unlink(missing_ok=True)
+        folder.logged.unlink(missing_ok=True)
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         self._fresh(job_id).unlink()
         return True

@@ -124,6 +124,20 @@ def test_a_fresh_submission_starts_over(service: Service) -> None:
     assert starts == [0, 0]
 
 
+def test_a_fresh_submission_of_a_job_at_work_starts_over_too(service: Service) -> None:
+    service.submit("job", "count.py", "100000")
+    service.give("job", {"node-0": 1})
+    awaited((service.folder("job").checkpoints / "step").exists)
+    service.folder("job").logged.write_text('{"goodput": 10}')
+    service.cluster.stop("job", "failed")
+    service.submit("job", "count.py", "100000", fresh=True)
+    awaited(lambda: service.cluster.job("job"), lambda job: job.status.incarnation == 2)
+    service.until("job", "running")
+    starts = [event.step for event in service.events("job") if event.event == "start"]
+    assert starts == [0, 0]
+    assert not service.folder("job").logged.exists()
+
+
 @pytest.mark.parametrize("reason", ["success", "clear"])
 def test_a_stop_by_a_person_leaves_a_checkpoint_to_resume_from(service: Service, reason: str) -> None:
     service.submit("job", "count.py", "100000")
