@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pollux_agent.driver.machine import FINAL_PHASES, Action, Kill, Seen, Signal, Start, Timing, turn
-from pollux_agent.driver.records import highest_step, log_tail, outcomes
+from pollux_agent.driver.records import completion, highest_step, log_tail, outcomes
 from pollux_agent.driver.state import DriverState, StopReason
 from pollux_agent.protocol import Allocation, JobFolder, Placement
 from pollux_agent.records import append_line
@@ -102,7 +102,7 @@ class Driver:
             stop=stop,
             gang=gang,
             blocked=self._workers.blocked(allocation.placement) if waits and allocation.placement else "",
-            complete=self._folder.complete.exists(),
+            complete=completion(self._folder),
             outcomes=outcomes(self._folder, incarnation),
             step=highest_step(self._folder, incarnation) if gone or self.state.phase == "starting" else None,
             log_tail=log_tail(self._folder, incarnation, self.state.placement) if gone else "",

@@ -46,8 +46,9 @@ class Seen:
     """What is so at ``now_unix_s``.
 
     ``gang`` says for each node whether its processes live, None without a gang. ``blocked`` says why the
-    wanted placement cannot start yet, empty if it can. ``outcomes`` are those of the present incarnation,
-    ``step`` the highest step it reached, None before its first; ``log_tail`` the last lines it printed.
+    wanted placement cannot start yet, empty if it can. ``complete`` is the completion marker, if it was
+    written. ``outcomes`` are those of the present incarnation, ``step`` the highest step it reached, None
+    before its first; ``log_tail`` the last lines it printed.
     """
 
     now_unix_s: float
@@ -55,7 +56,7 @@ class Seen:
     stop: StopReason | None = None
     gang: Mapping[str, bool] | None = None
     blocked: str = ""
-    complete: bool = False
+    complete: Outcome | None = None
     outcomes: tuple[Outcome, ...] = ()
     step: int | None = None
     log_tail: str = ""
@@ -113,8 +114,8 @@ def turn(state: DriverState, seen: Seen, timing: Timing) -> Turn:
 
 def _waiting(state: DriverState, seen: Seen) -> Turn:
     wanted = dict(seen.allocation.placement)
-    if seen.complete:
-        return _end(state, seen, "done", "training is complete", outcome=_done(seen))
+    if seen.complete is not None:
+        return _end(state, seen, "done", "training is complete", outcome=seen.complete)
     if seen.stop is not None:
         return _end(state, seen, "ended", f"ended while it held no GPUs ({seen.stop})")
     if not wanted:
@@ -163,7 +164,7 @@ def _broken(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     """Some workers are gone or failed: what is left ends by itself, or is made to."""
     since = seen.now_unix_s if state.broken_unix_s is None else state.broken_unix_s
     state = replace(state, broken_unix_s=since)
-    if seen.now_unix_s < since + (timing.grace_s if seen.complete else timing.broken_wait_s):
+    if seen.now_unix_s < since + (timing.grace_s if seen.complete is not None else timing.broken_wait_s):
         return Turn(state)
     answer = _signal(state, seen, timing.broken_grace_s, "some workers are gone: stops the others")
     return replace(answer, state=replace(answer.state, signal_unix_s=since))
@@ -203,8 +204,8 @@ def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         best_step=max(state.best_step, seen.step or 0),
         fruitless_starts=0 if progressed else state.fruitless_starts + (0 if asked else 1),
     )
-    if seen.complete:
-        answer = _end(state, seen, "done", "training is complete", outcome=_done(seen))
+    if seen.complete is not None:
+        answer = _end(state, seen, "done", "training is complete", outcome=seen.complete)
     elif seen.stop is not None:
         answer = _end(state, seen, "ended", f"ended on request ({seen.stop})", outcome=_last(seen))
     elif failure is not None:
@@ -221,10 +222,10 @@ def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
 def _failed(state: DriverState, seen: Seen, failure: Outcome) -> Turn:
     before = state.failure
     same = before is not None and (before.error, before.step) == (failure.error, failure.step)
-    if failure.steps_taken == 0:
-        final, why = True, "failed before its first step"
-    elif same:
+    if same:
         final, why = True, f"failed again at step {failure.step} with the same error"
+    elif failure.steps_taken == 0 and state.best_step == 0:
+        final, why = True, "failed before its first step"
     else:
         final, why = False, f"failed at step {failure.step}"
     state = replace(state, failure=failure)
@@ -271,10 +272,6 @@ def _failure(state: DriverState, seen: Seen) -> Outcome | None:
         and (state.signal_unix_s is None or outcome.time_unix_s <= state.signal_unix_s)
     ]
     return min(failures, key=lambda outcome: outcome.time_unix_s, default=None)
-
-
-def _done(seen: Seen) -> Outcome | None:
-    return next((outcome for outcome in seen.outcomes if outcome.kind == "done"), None)
 
 
 def _last(seen: Seen) -> Outcome | None:

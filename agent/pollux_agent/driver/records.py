@@ -13,17 +13,14 @@ _LOG_TAIL_BYTES = 4_000
 
 def outcomes(folder: JobFolder, incarnation: int) -> tuple[Outcome, ...]:
     """The readable outcomes of an incarnation's ranks, in no particular order."""
-    found = []
-    for path in folder.outcomes.glob(f"{incarnation}-*.json"):
-        try:
-            if path.stat().st_size > _MAX_OUTCOME_BYTES:
-                continue
-            outcome = decode(Outcome, path.read_bytes())
-        except (OSError, DocumentError):
-            continue
-        if outcome.incarnation == incarnation:
-            found.append(outcome)
-    return tuple(found)
+    found = map(_outcome, folder.outcomes.glob(f"{incarnation}-*.json"))
+    return tuple(outcome for outcome in found if outcome and outcome.incarnation == incarnation)
+
+
+def completion(folder: JobFolder) -> Outcome | None:
+    """The completion marker, None unless it says that the training is done."""
+    marker = _outcome(folder.complete)
+    return marker if marker is not None and marker.kind == "done" else None
 
 
 def highest_step(folder: JobFolder, incarnation: int) -> int | None:
@@ -43,6 +40,14 @@ def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:
     """The last lines that an incarnation's workers printed, node by node."""
     parts = [f"{node}:\n{tail(folder.log(incarnation, node), _LOG_TAIL_BYTES)}" for node in nodes]
     return "\n".join(parts)
+
+
+def _outcome(path: Path) -> Outcome | None:
+    """A readable outcome of a sane size."""
+    try:
+        return decode(Outcome, path.read_bytes()) if path.stat().st_size <= _MAX_OUTCOME_BYTES else None
+    except (OSError, DocumentError):
+        return None
 
 
 def tail(path: Path, num_bytes: int) -> str:

@@ -1,7 +1,7 @@
 """The driver over workers that only say whether they live: what it does, and what it makes of their end."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -205,12 +205,19 @@ def test_done_needs_the_completion_marker(world: World) -> None:
     world.gang.die()
     assert world.tick().phase == "waiting"
     world.tick(after_s=60)
-    write_completion(
-        world.folder, Outcome(kind="done", job_id="job", incarnation=2, rank=0, time_unix_s=0, step=9)
-    )
+    marker = Outcome(kind="done", job_id="job", incarnation=2, rank=0, time_unix_s=0, step=9)
+    write_completion(world.folder, marker)
     world.gang.die()
     assert world.tick().phase == "done"
-    assert world.state.placement == {}
+    assert (world.state.placement, world.state.outcome) == ({}, marker)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "done"])
+def test_what_is_no_completion_marker_completes_nothing(world: World, text: str) -> None:
+    world.give(a=1)
+    world.folder.complete.write_text(text)
+    world.gang.die()
+    assert world.tick().phase == "waiting"
 
 
 def test_a_gang_that_dies_without_a_word_restarts_on_the_same_placement(world: World) -> None:
@@ -237,6 +244,23 @@ def test_a_failure_is_final_before_the_first_step(world: World, steps_taken: int
     assert (world.tick().phase, world.state.final) == ("failed", final)
     assert world.state.outcome is not None
     assert world.state.outcome.error == "ValueError: first"
+
+
+def test_a_resumed_job_that_cannot_start_has_one_more_try(world: World) -> None:
+    """What the data server or a full GPU does to a restart is no fault of a script that has trained."""
+    world.give(a=1)
+    world.step(7)
+    world.tick()
+    world.gang.die()
+    world.tick()
+    finals = []
+    for _ in range(2):
+        world.tick(after_s=20)
+        world.outcome("failed", error="OSError: the data server is away")
+        world.gang.die()
+        finals.append(world.tick().final)
+        world.driver = world.new_driver(replace(world.state, phase="waiting", final=False, outcome=None))
+    assert finals == [False, True]
 
 
 @pytest.mark.parametrize(
