@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -181,6 +182,7 @@ def bench(
     from pollux.local.bench import MAX_SLOWDOWN, MIN_SPEEDUP
     from pollux.local.bench import bench as run
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _explained():
         if not script.is_file():
             raise FileNotFoundError(f"script: there is no file {str(script)!r}; name one with --script")

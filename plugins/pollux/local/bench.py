@@ -5,6 +5,7 @@ the same progress, each with its batch size tuned as it goes. Then one with a fi
 alone, beside a neighbour, and alone again.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -167,8 +168,9 @@ class _Bench:
 
 @contextmanager
 def _service(state: Path, slot_cap: float) -> Iterator[LocalCluster]:
+    ends_with_us = f"from pollux_agent.lifeline import die_with_parent; die_with_parent({os.getpid()}); "
     command = (
-        *(sys.executable, "-c", "from pollux.cli import app; app()", "local", "serve"),
+        *(sys.executable, "-c", ends_with_us + "from pollux.cli import app; app()", "local", "serve"),
         *("--state", str(state), "--slot-cap", str(slot_cap), "--grace", "5"),
         *("--report-interval", "10"),
     )

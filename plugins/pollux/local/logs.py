@@ -12,6 +12,8 @@ from pollux_agent.protocol import JobFolder
 MAX_LOG_BYTES = 64 * 1024 * 1024
 _MAX_READ_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
+_MAX_READS = 8
+"""A job that prints as fast as it is read must not hold up the service."""
 _F_SETPIPE_SZ = 1031
 _CURSOR = re.compile(r"(\d+)((?:;[a-z0-9-]+=\d+)*)")
 _NOTE = b"[pollux] this log is full; what the workers print from here on is dropped\n"
@@ -38,8 +40,8 @@ class LogPipe:
         self.write_end = -1
 
     def drain(self) -> None:
-        """Copy what was printed since the last call."""
-        while True:
+        """Copy what was printed since the last call, some MiB at most."""
+        for _ in range(_MAX_READS):
             try:
                 data = os.read(self._read, _PIPE_BYTES)
             except BlockingIOError:

@@ -1,6 +1,8 @@
 """The small parts of the local cluster: cluster file, slots, CPU shares, logs, and the store."""
 
 import json
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,18 @@ def test_a_log_has_a_limit_and_says_so(tmp_path: Path) -> None:
     assert lines[0] == "[pollux] 1"
     assert "this log is full" in lines[1]
     assert len(lines) == 2
+
+
+def test_a_job_that_prints_without_end_does_not_hold_up_the_service(tmp_path: Path) -> None:
+    pipe = LogPipe(tmp_path / "1-a.log", max_bytes=10)
+    with subprocess.Popen(["yes"], stdout=pipe.write_end) as endless:
+        pipe.opened_by_child()
+        begin = time.monotonic()
+        for _ in range(20):
+            pipe.drain()
+        assert time.monotonic() - begin < 10
+        endless.kill()
+    pipe.close()
 
 
 def test_decision_numbers_survive_a_broken_counter(tmp_path: Path) -> None:
