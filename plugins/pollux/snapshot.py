@@ -1,16 +1,19 @@
 """What a policy sees and what it answers: plain frozen data, saved as JSON, so any cycle can be replayed."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, Placement
 
-Count = Annotated[int, Field(ge=0, strict=True)]
-Positive = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=2**40, strict=True)]
+NodeGpus = Annotated[int, Field(ge=0, le=1024, strict=True)]
+SearchSize = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
 
 DEFAULT_RESTART_S = 30.0
@@ -22,7 +25,7 @@ class Node:
     """A node and the GPUs on it that are ours to give: free, or held by a job of this snapshot."""
 
     name: str
-    gpus: Count
+    gpus: NodeGpus
     gpu_type: str = "gpu"
 
 
@@ -77,14 +80,17 @@ class PolicySettings:
 
     name: str = "pollux"
     fairness_p: float = -1.0
-    population: Positive = 100
-    generations: Positive = 100
+    population: SearchSize = 100
+    generations: SearchSize = 100
     seed: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Snapshot:
-    """The whole input of one decision. ``state`` is what the policy's last decision asked to remember."""
+    """The whole input of one decision. ``state`` is what the policy's last decision asked to remember.
+
+    Raises DocumentError (through the codec) where two nodes or two jobs have one name.
+    """
 
     schema: Literal[1] = 1
     decision: Count
@@ -94,6 +100,15 @@ class Snapshot:
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     state: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Snapshot":
+        named = {"nodes": [node.name for node in self.nodes], "jobs": [job.job_id for job in self.jobs]}
+        for field, names in named.items():
+            if len(set(names)) < len(names):
+                twice = next(name for name, count in Counter(names).items() if count > 1)
+                raise ValueError(f"{field}: {twice!r} is there twice; give each one its own name")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

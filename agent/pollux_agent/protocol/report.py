@@ -13,7 +13,8 @@ REPORT_TAG = "pollux.report"
 MAX_REPORT_CHARS = 7500
 """MLflow cuts a tag at 8,000 characters without an error, so a longer report is refused."""
 
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+"""Reports are not trusted: a larger count would not even be a number to calculate with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.protocol.codec import DOCUMENT_CONFIG
 
 JobKind = Literal["adaptive", "strong_scaling", "rigid", "hybrid_parallel"]
@@ -18,7 +19,7 @@ DEFAULT_MAX_BATCH_FACTOR = 32
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_ENV = ("POLLUX_", "MLFLOW_", "TORCHELASTIC_")
 
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -74,6 +75,13 @@ class JobSpec:
                 f"max_local_batch_size is {self.max_local_batch_size}, below min_local_batch_size "
                 f"{self.min_local_batch_size}; raise it to what fits in one GPU's memory"
             )
+        if not self._can_start():
+            raise ValueError(
+                f"initial_batch_size {self.initial_batch_size} cannot be split over min_gpus {self.min_gpus} "
+                f"with {self.min_local_batch_size} to {self.max_local_batch_size} samples on each GPU and "
+                f"{self.batch_size_limit} in all; lower min_gpus or min_local_batch_size, or raise "
+                "max_batch_size"
+            )
         if self.kind == "rigid" and self.min_gpus != self.max_gpus:
             raise ValueError(
                 f"a rigid job has one GPU count, but min_gpus is {self.min_gpus} and max_gpus "
@@ -95,6 +103,16 @@ class JobSpec:
                     f"env has {name!r}, which is no variable name or one that Pollux sets itself; rename it"
                 )
         return self
+
+    def _can_start(self) -> bool:
+        """Whether any batch size is allowed on the least number of GPUs."""
+        limits = BatchLimits(
+            initial_batch_size=self.initial_batch_size,
+            max_batch_size=self.batch_size_limit,
+            max_local_batch_size=self.max_local_batch_size,
+            min_local_batch_size=self.min_local_batch_size,
+        )
+        return bool(GoodputModel.unfitted(limits).best(1, self.min_gpus).goodput > 0)
 
     @property
     def batch_size_limit(self) -> int:

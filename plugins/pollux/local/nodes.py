@@ -24,7 +24,7 @@ class LocalNode:
     """
 
     name: NodeName
-    slots: Annotated[int, Field(ge=1, strict=True)]
+    slots: Annotated[int, Field(ge=1, le=1024, strict=True)]
     gpu_type: Annotated[str, Field(min_length=1)] = "gpu"
     devices: tuple[Device, ...] = ()
 

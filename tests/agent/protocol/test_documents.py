@@ -61,6 +61,23 @@ REPORT = {
         pytest.param({"initial_batch_size": True}, "initial_batch_size", id="true is no number"),
         pytest.param({"max_batch_size": 16}, "max_batch_size is 16", id="max batch below M0"),
         pytest.param({"min_local_batch_size": 512}, "max_local_batch_size is 256", id="local bounds crossed"),
+        pytest.param(
+            {"initial_batch_size": 1, "min_local_batch_size": 32, "min_gpus": 2},
+            "cannot be split over min_gpus 2",
+            id="a least batch above the largest",
+        ),
+        pytest.param(
+            {
+                "initial_batch_size": 100,
+                "max_batch_size": 100,
+                "max_local_batch_size": 10,
+                "min_local_batch_size": 10,
+                "min_gpus": 3,
+            },
+            "cannot be split over min_gpus 3",
+            id="a batch that comes out even on no such gang",
+        ),
+        pytest.param({"initial_batch_size": 10**30}, "initial_batch_size", id="a batch beyond all bounds"),
         pytest.param({"scaling_rule": "cubic"}, "scaling_rule", id="unknown scaling rule"),
         pytest.param(
             {"kind": "rigid", "min_gpus": 2}, "rigid job has one GPU count", id="rigid with a range"
@@ -108,6 +125,12 @@ def test_a_report_holds_no_number_that_is_not_finite(field: str, value: str) -> 
         decode(Report, text)
 
 
+@pytest.mark.parametrize("field", ["restarts", "max_gpus_seen", "sequence"])
+def test_a_report_holds_no_count_beyond_all_bounds(field: str) -> None:
+    with pytest.raises(DocumentError, match=field):
+        decode(Report, json.dumps(REPORT | {field: 10**400}))
+
+
 def test_a_fit_that_is_not_finite_is_refused_with_its_path() -> None:
     fit = to_plain(from_plain(Report, REPORT | {"fits": {"cpu": FIT}}))["fits"]["cpu"] | {
         "gamma": float("nan")
@@ -151,7 +174,7 @@ def test_a_spec_comes_back_as_it_went_out(
         initial_batch_size=first,
         max_batch_size=first * factor,
         max_local_batch_size=first,
-        min_gpus=gpus[0],
+        min_gpus=min(gpus[0], first),
         max_gpus=sum(gpus),
         epochs=epochs,
     )

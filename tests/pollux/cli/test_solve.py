@@ -44,6 +44,8 @@ def test_the_table_shows_who_gets_what_and_why(saved: Path) -> None:
     [
         ({"interval_s": -1}, "interval_s"),
         ({"nodes": [{"name": "n", "gpus": "two"}]}, "nodes.0.gpus"),
+        ({"nodes": [{"name": "n", "gpus": 10**9}]}, "nodes.0.gpus"),
+        ({"nodes": [{"name": "n", "gpus": 1}, {"name": "n", "gpus": 2}]}, "nodes: 'n' is there twice"),
         ({"jbos": []}, "jbos: unknown field"),
         ({"policy": {"name": "best"}}, "use one of pollux, fifo-fixed"),
     ],
