@@ -60,10 +60,17 @@ class LocalService:
         return any(entry.driver.state.placement for entry in self._entries.values())
 
     def tick(self, now_unix_s: float, *, closing: bool = False) -> None:
-        """Let every driver take its turn; ``closing`` has all of them give their slots back."""
+        """Let every driver take its turn; ``closing`` has all of them give their slots back.
+
+        A job whose files cannot be written takes its turn again at the next tick, and harms no other.
+        """
         for entry in self._entries.values():
-            if not _is_final(entry.job):
+            if _is_final(entry.job):
+                continue
+            try:
                 self._tick(entry, now_unix_s, closing=closing)
+            except OSError as error:
+                logger.error("%s: %s", entry.job.job_id, error)
 
     def view(self, now_unix_s: float, *, every: bool = False) -> ClusterView:
         """Nodes and jobs, final jobs only with ``every``."""
@@ -194,7 +201,7 @@ class LocalService:
         parks = closing or self._store.fresh_asked(job.job_id)
         wanted = replace(job.allocation, placement={}) if parks else job.allocation
         state = entry.driver.tick(now_unix_s=now_unix_s, allocation=wanted, stop=job.status.stop)
-        if state is before:
+        if state == before and state.phase == job.status.phase:
             return
         if state.phase in FINAL_PHASES:
             job = replace(job, allocation=replace(job.allocation, placement={}))

@@ -1,0 +1,64 @@
+"""The service's books of its jobs, without any workers: what a crash or a broken disk may leave."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pollux.cluster.base import JobIdentity
+from pollux.local.nodes import DEFAULT_NODES
+from pollux.local.service import LocalService
+from pollux.local.slots import Slots
+from pollux.local.store import JobStore
+from pollux.local.workers import Site, WorkerOptions
+from pollux_agent.driver import DriverState, Timing
+from pollux_agent.protocol import Allocation, JobSpec
+
+SPEC = JobSpec(name="job", script="train.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=4)
+
+
+def opened(state: Path) -> LocalService:
+    site = Site(
+        nodes=DEFAULT_NODES, slots=Slots(DEFAULT_NODES), cgroups=None, options=WorkerOptions(slot_share=0.5)
+    )
+    return LocalService(store=JobStore(state), site=site, timing=Timing(), scripts=state)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> LocalService:
+    (tmp_path / "train.py").write_text("")
+    service = opened(tmp_path)
+    for name in ("a", "b"):
+        identity = JobIdentity(deployment="test", dag_id="train", run_id=name, task_id="train")
+        service.submit(name, identity=identity, spec=SPEC, run_id=None, fresh=False, now_unix_s=1.0)
+    return service
+
+
+def test_a_job_that_ended_just_before_a_crash_is_over_when_the_service_is_back(
+    service: LocalService, tmp_path: Path
+) -> None:
+    store = JobStore(tmp_path)
+    job = service.job("a", 1.0)
+    held = Allocation(decision=1, placement={"node-0": 1})
+    store.save_job(replace(job, allocation=held, status=replace(job.status, phase="running")))
+    store.save_driver("a", DriverState(phase="done", incarnation=1))
+    again = opened(tmp_path)
+    again.tick(2.0)
+    assert [job.job_id for job in again.view(2.0).jobs] == ["b"]
+    assert again.job("a", 2.0).allocation.placement == {}
+    again.tick(3.0)
+    assert [job.job_id for job in opened(tmp_path).view(3.0).jobs] == ["b"]
+
+
+def test_a_job_whose_files_cannot_be_written_harms_no_other(service: LocalService, tmp_path: Path) -> None:
+    broken = tmp_path / "jobs" / "a" / "driver.json"
+    broken.unlink()
+    (broken / "in-the-way").mkdir(parents=True)
+    for name in ("a", "b"):
+        service.patch_allocation(name, expected=0, allocation=Allocation(decision=1))
+    service.tick(2.0)
+    assert [service.job(name, 2.0).status.acted_decision for name in ("a", "b")] == [0, 1]
+    (broken / "in-the-way").rmdir()
+    broken.rmdir()
+    service.tick(3.0)
+    assert service.job("a", 3.0).status.acted_decision == 1
