@@ -48,8 +48,9 @@ def job_config(
             scaling_rule=spec.scaling_rule,
             epochs=spec.epochs,
         )
-    max_batch_size = max_batch_size or DEFAULT_MAX_BATCH_FACTOR * batch_size
-    limits = _limits(num_samples, batch_size, max_batch_size, max_local_batch_size or batch_size, 1)
+    largest = DEFAULT_MAX_BATCH_FACTOR * batch_size if max_batch_size is None else max_batch_size
+    local = batch_size if max_local_batch_size is None else max_local_batch_size
+    limits = _limits(num_samples, batch_size, largest, local, 1)
     return JobConfig(kind="adaptive", limits=limits, scaling_rule=scaling_rule, epochs=None)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobSpec, ScalingRule, decode
 from pollux_agent.report import NullReporter, open_reporter
 from pollux_agent.settings import WorkerSettings, worker_settings
@@ -152,9 +153,9 @@ class ElasticJob:
         telemetry = Telemetry(reporter, settings, config, self._history)
         resumed = saver.restore()
         self._journal.resumed()
+        telemetry.recall()
         if resumed:
             self._journal.event("resume")
-            telemetry.recall()
         gpu_type = settings.gpu_type if settings is not None else world.device.type
         return Training(
             Parts(
@@ -193,7 +194,10 @@ class ElasticJob:
 
         One statistical epoch is as much progress as one pass makes at M0, so larger batches take more
         passes, and the last one may end early. Gives the number of the pass. At the end the job is complete.
+        Raises DocumentError for less than one epoch.
         """
+        if num_epochs < 1:
+            raise DocumentError(f"epochs is {num_epochs}; train for at least 1")
         self._training.target = (
             (self._config.epochs or num_epochs)
             * self._sampler.num_samples

@@ -57,7 +57,7 @@ class Telemetry:
         self._memory = settings.folder.logged if settings is not None else None
 
     def recall(self) -> None:
-        """Take up what was logged after the checkpoint that the history is of."""
+        """Take up what was logged after the checkpoint that the history is of, or without any checkpoint."""
         try:
             logged = json.loads(self._memory.read_text()) if self._memory else {}
         except (OSError, ValueError):

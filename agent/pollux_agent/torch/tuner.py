@@ -68,7 +68,9 @@ class Tuner:
             return current
         plan = BatchPlan(batch_size=local * micro_batches * self._num_replicas, micro_batches=micro_batches)
         reach = GROWTH * largest_batch_size
-        return plan if plan.batch_size <= reach else self._plan_of(reach)
+        if plan.batch_size <= reach:
+            return plan
+        return max(self._plan_of(reach), self._first_plan(), key=lambda plan: plan.batch_size)
 
     def predict(self, noise_scale: float | None, plan: BatchPlan) -> Prediction | None:
         """What the model expects of ``plan`` on this placement, None before the first fit."""

@@ -245,6 +245,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         ),
         pytest.param({"batch_size": 0}, "batch_size is 0", id="no M0"),
         pytest.param({"batch_size": 8, "max_batch_size": 4}, "max_batch_size is 4, below", id="max below M0"),
+        pytest.param({"batch_size": 8, "max_batch_size": 0}, "max_batch_size is 0, below", id="no batch"),
+        pytest.param({"batch_size": 8, "max_local_batch_size": 0}, "max_local_batch_size is 0", id="no m"),
         pytest.param({"batch_size": 8, "scaling_rule": "cube"}, "no rule called 'cube'", id="unknown rule"),
     ],
 )
@@ -252,6 +254,13 @@ def test_arguments_that_make_no_sense_are_named(arguments: dict[str, Any], messa
     model = linear_model()
     with pytest.raises(DocumentError, match=message):
         ElasticJob(model, torch.optim.SGD(model.parameters(), lr=0.1), Line(), **arguments)
+
+
+def test_no_epoch_at_all_is_refused() -> None:
+    model = linear_model()
+    job = ElasticJob(model, torch.optim.SGD(model.parameters(), lr=0.1), Line(), batch_size=8)
+    with pytest.raises(DocumentError, match="epochs is 0"):
+        next(job.epochs(0))
 
 
 def test_state_that_could_not_be_loaded_safely_is_refused_at_once() -> None:

@@ -58,6 +58,15 @@ def test_a_noisy_gradient_lets_the_batch_grow_by_doublings_to_what_is_best() -> 
     assert all(size <= LIMITS.max_batch_size for size in sizes)
 
 
+def test_no_gpu_gets_less_than_its_least_however_small_the_batches_were_before() -> None:
+    limits = BatchLimits(
+        initial_batch_size=4, max_batch_size=1024, max_local_batch_size=64, min_local_batch_size=8
+    )
+    choosing = Tuner(limits, adaptive=True, num_nodes=2, num_replicas=4, prior=PARAMS)
+    plan = choosing.choose(100_000.0, None, largest_batch_size=8)
+    assert plan == BatchPlan(batch_size=32, micro_batches=1)
+
+
 def test_one_gpu_grows_by_accumulation_so_that_noise_can_be_seen() -> None:
     plan = tuner(1).choose(100_000.0, AT_M0, largest_batch_size=32)
     assert plan == BatchPlan(batch_size=64, micro_batches=2)
