@@ -10,7 +10,7 @@ import pydantic.dataclasses
 from pydantic import Field
 
 from pollux.act import Act, ActionOutcome
-from pollux.cluster.base import Cluster
+from pollux.cluster.base import MAX_LEASE, Cluster
 from pollux.errors import ClusterUnavailable, Conflict, StoreError, StoreUnavailable
 from pollux.figures import decision_figures, realised_figures, realised_goodput
 from pollux.jobruns import close_ended_runs, job_records
@@ -78,7 +78,8 @@ def run_once(
 
 def lease_ttl(settings: Settings) -> timedelta:
     """How long a killed cycle keeps others out: under a period where the wait for GPUs allows it."""
-    return timedelta(seconds=max(0.9 * settings.interval_s, settings.free_wait_s + 10.0))
+    wanted = timedelta(seconds=max(0.9 * settings.interval_s, settings.free_wait_s + 10.0))
+    return min(wanted, MAX_LEASE)
 
 
 def _cycle(

@@ -1,15 +1,16 @@
 """The DAG files: wiring that parses without network and services, and a form that refuses nonsense."""
 
+import logging
 import socket
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import AirflowException, ParamValidationError
 from airflow_rim import EndingCluster, ending
 
-from pollux.operators.schedule import schedule
+from pollux.operators.schedule import run_cycle, schedule
 from pollux.settings import Settings
 from pollux_agent.protocol import JobSpec, from_plain
 
@@ -123,8 +124,16 @@ def test_a_job_that_a_retry_cannot_help_fails_the_run(dags: DagBag, cluster: End
 
 @pytest.mark.usefixtures("airflow_db")
 def test_a_cycle_without_services_ends_skipped_and_its_log_says_why(
-    dags: DagBag, caplog: pytest.LogCaptureFixture
+    dags: DagBag, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     run = dags.dags["pollux_schedule"].test()
     assert [ti.state for ti in run.get_task_instances()] == ["skipped"]
     assert "Skipped: the cluster does not answer" in caplog.text
+
+
+@pytest.mark.usefixtures("state")
+def test_a_cycle_without_an_mlflow_server_names_the_setting() -> None:
+    """Without an address MLflow would make a database of its own wherever the task runs."""
+    with pytest.raises(AirflowException, match="MLFLOW_TRACKING_URI: not set"):
+        run_cycle(datetime.now(UTC), "run", logging.getLogger())

@@ -17,6 +17,9 @@ Phase = Literal["waiting", "starting", "running", "stopping", "done", "failed", 
 StopReason = Literal["failed", "success", "clear", "orphan"]
 Count = Annotated[int, Field(ge=0, strict=True)]
 
+MAX_LEASE = timedelta(hours=1)
+"""No cluster gives its lease for longer, so that a dead scheduler does not keep others out for ever."""
+
 FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
 
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pollux.cluster.base import JobIdentity, StopReason
+from pollux.cluster.base import MAX_LEASE, JobIdentity, StopReason
 from pollux.errors import Conflict, PolluxError, Refused, UnknownJob
 from pollux.local.service import LocalService
 from pollux_agent.errors import DocumentError
@@ -59,7 +59,7 @@ class LeaseRequest:
     """Body of ``POST /lease``."""
 
     holder: Annotated[str, Field(min_length=1, max_length=200)]
-    ttl_s: Annotated[float, Field(gt=0, le=3600)]
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_LEASE.total_seconds())]
 
 
 def make_app(service: LocalService, wake: Callable[[], None]) -> FastAPI:

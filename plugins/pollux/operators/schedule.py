@@ -47,6 +47,8 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     config = settings()
     if config.cluster != "local":
         raise AirflowException(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
+    if not config.mlflow_tracking_uri:
+        raise AirflowException("MLFLOW_TRACKING_URI: not set; name the MLflow server that jobs report to")
     cluster = LocalCluster(config.socket)
     result = run_once(
         cluster,
@@ -93,7 +95,7 @@ def look_for_orphans(cluster: "LocalCluster", config: Settings, log: logging.Log
         ended = end_orphans(
             cluster, jobs, state_of, deployment=config.deployment, memory=config.state / "suspects.json"
         )
-    except PolluxError as error:
+    except (PolluxError, OSError) as error:
         log.warning("Orphaned jobs were not looked for: %s", error)
         return
     for job_id, why in ended.items():

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -35,7 +36,8 @@ _STOP_BY_STATE: dict[str | None, StopReason] = {
 class PolluxTrainingTrigger(BaseTrigger):
     """Follows a job to its end: its output and its changes go to the task's log, its end is the event.
 
-    The event is ``{"job": <the final ClusterJob as plain values>}``, or ``{"error": "..."}`` when the
+    The event is ``{"job": <the final ClusterJob as plain values>}``, without the job's environment variables,
+    which may hold secrets and would be kept in Airflow's database; or ``{"error": "..."}`` when the
     cluster does not know the job. A cluster that is away is waited for, without limit. The end of the
     trigger, such as the triggerer's restart, leaves the job alone; only a person's act on the task ends it.
     """
@@ -66,7 +68,8 @@ class PolluxTrainingTrigger(BaseTrigger):
         except UnknownJob as error:
             yield TriggerEvent({"error": str(error)})
             return
-        yield TriggerEvent({"job": to_plain(job)})
+        told = replace(job, spec=replace(job.spec, env={}))
+        yield TriggerEvent({"job": to_plain(told)})
 
     async def on_kill(self) -> None:
         """Ask for the job's end: Airflow calls this alike for mark failed, mark success and clear.

@@ -9,7 +9,7 @@ import pytest
 from cycle_builder import START_UNIX_S, World, decision_folder
 from mlflow import MlflowClient
 
-from pollux.cycle import run_once
+from pollux.cycle import lease_ttl, run_once
 from pollux.plan import plan
 from pollux.policy import decide
 from pollux.snapshot import Decision, Snapshot
@@ -267,3 +267,9 @@ def test_old_decisions_stay_unless_a_number_to_keep_is_set(world: World) -> None
     assert len(list(world.settings.decisions.iterdir())) == 4
     world.cycle(settings=replace(world.settings, keep_decisions=2))
     assert {path.name for path in world.settings.decisions.iterdir()} == {"4", "5"}
+
+
+def test_a_lease_outlasts_a_cycle_but_no_killed_one_keeps_others_out_for_long(world: World) -> None:
+    for interval_s, want_s in ((5, 30), (60, 54), (86_400, 3600)):
+        settings = replace(world.settings, interval_s=interval_s, free_wait_s=20.0)
+        assert lease_ttl(settings).total_seconds() == pytest.approx(want_s)

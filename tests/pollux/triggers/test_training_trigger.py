@@ -5,6 +5,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_each_end_is_one_event_with_the_whole_job(cluster: EndingCluster, status
     job = from_plain(ClusterJob, json.loads(json.dumps(event.payload))["job"])
     assert job == cluster.job(JOB_ID)
     assert job.status == status
+
+
+def test_the_event_is_free_of_the_jobs_environment(cluster: EndingCluster) -> None:
+    spec = replace(SPEC, env={"TOKEN": "s3cret"})
+    cluster.submit(JOB_ID, identity=IDENTITY, spec=spec, run_id=None)
+    cluster.ends = [ending("done")]
+    (event,) = events(trigger())
+    assert "s3cret" not in json.dumps(event.payload)
 
 
 def test_a_job_that_the_cluster_lost_is_an_event_too(cluster: EndingCluster) -> None:
