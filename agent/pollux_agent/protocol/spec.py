@@ -102,6 +102,12 @@ class JobSpec:
                 raise ValueError(
                     f"env has {name!r}, which is no variable name or one that Pollux sets itself; rename it"
                 )
+        for text in (self.script, *self.arguments, *self.env.values()):
+            if "\0" in text:
+                raise ValueError(
+                    f"{text[:80]!r} in script, arguments or env holds a NUL character, which no process can "
+                    "be given; take it out"
+                )
         return self
 
     def _can_start(self) -> bool:

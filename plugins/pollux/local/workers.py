@@ -188,8 +188,8 @@ class LocalWorkers:
         return {
             **passed_on,
             "PYTHONUNBUFFERED": "1",
-            "CUDA_VISIBLE_DEVICES": visible,
             **self.env,
+            "CUDA_VISIBLE_DEVICES": visible,
             **environment(settings),
         }
 
