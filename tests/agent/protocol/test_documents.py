@@ -146,7 +146,9 @@ def test_an_allocation_of_zero_gpus_on_a_node_is_refused() -> None:
         from_plain(Allocation, {"decision": 1, "placement": {"node-0": 0}})
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=30)
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=30
+)
 counts = st.integers(1, 10**6)
 
 
