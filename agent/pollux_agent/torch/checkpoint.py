@@ -14,14 +14,17 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy._core.multiarray import scalar
 
 from pollux_agent.errors import CheckpointError, FencedError
 from pollux_agent.records import write_atomic
@@ -32,6 +35,7 @@ KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d{6,})-(\d{10,})")
 _SAVING = ".saving-"
 _STATE, _MANIFEST = "state.pt", "manifest.json"
+_NUMBERS = [type(np.dtype(kind)) for kind in ("bool", "i4", "i8", "f2", "f4", "f8")]
 
 
 class CheckpointStore:
@@ -119,15 +123,29 @@ class CheckpointStore:
 
 
 def load(path: Path, *, map_location: torch.device | str = "cpu") -> dict[str, Any]:
-    """The state saved at ``path``; only tensors and plain values are read, never code.
+    """The state saved at ``path``; only tensors, plain values and numpy's numbers are read, never code.
 
-    Raises CheckpointError if it is not whole.
+    Raises CheckpointError if it is not whole, or holds anything else.
     """
     problem = verify(path)
     if problem is not None:
         raise CheckpointError(f"{path}: {problem}")
-    state: dict[str, Any] = torch.load(path / _STATE, map_location=map_location, weights_only=True)
+    try:
+        state: dict[str, Any] = read_state(path / _STATE, map_location=map_location)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values, which is not safe to load: {error}"
+        ) from error
     return state
+
+
+def read_state(file: Path | BinaryIO, *, map_location: torch.device | str = "cpu") -> Any:
+    """What torch saved to ``file``: a learning rate that a schedule made with numpy is a number too.
+
+    Raises pickle.UnpicklingError for anything that could be code.
+    """
+    with torch.serialization.safe_globals([scalar, np.dtype, *_NUMBERS]):
+        return torch.load(file, map_location=map_location, weights_only=True)
 
 
 def verify(path: Path) -> str | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pollux_agent.errors import DocumentError
+from pollux_agent.torch.checkpoint import read_state
 
 
 class Stateful(Protocol):
@@ -50,7 +51,7 @@ def check_stateful(stateful: Mapping[str, Stateful]) -> None:
         try:
             torch.save(item.state_dict(), buffer)
             buffer.seek(0)
-            torch.load(buffer, weights_only=True)
+            read_state(buffer)
         except (pickle.PickleError, RuntimeError, TypeError, AttributeError) as error:
             raise DocumentError(
                 f"stateful[{name!r}]: its state_dict() holds more than tensors and plain values, which is "
