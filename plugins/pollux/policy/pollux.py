@@ -41,7 +41,7 @@ def decide(snapshot: Snapshot) -> Decision:
     return Decision(
         decision=snapshot.decision,
         policy="pollux",
-        objective=float(fitness[0]),
+        objective=_figure(fitness[0]),
         jobs=_job_decisions(snapshot, problem, best),
         state=state,
     )
@@ -68,11 +68,16 @@ def _job_decisions(snapshot: Snapshot, problem: Problem, best: Ints) -> dict[str
         decisions[job.job_id] = JobDecision(
             placement=placements[row],
             reason=reasons[row].text,
-            goodput=float(goodput[row]) if reasons[row].fitted else None,
-            goodput_now=float(now[row]) if reasons[row].fitted else None,
-            speedup=float(goodput[row] / problem.fair[row]),
+            goodput=_figure(goodput[row]) if reasons[row].fitted else None,
+            goodput_now=_figure(now[row]) if reasons[row].fitted else None,
+            speedup=_figure(goodput[row] / problem.fair[row]),
         )
     return decisions
+
+
+def _figure(value: float) -> float:
+    """Nine digits: the last ones depend on the processor's vector instructions, and a decision does not."""
+    return float(f"{value:.9g}")
 
 
 def _remember(snapshot: Snapshot, population: Ints) -> dict[str, Any]:

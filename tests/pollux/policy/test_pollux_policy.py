@@ -12,9 +12,11 @@ from pollux.errors import DecisionError
 from pollux.plan import check
 from pollux.policy import decide
 from pollux.policy import pollux as policy
+from pollux.policy.problem import Problem, formulate
 from pollux.snapshot import Decision, Job, JobDecision, PolicySettings, Snapshot
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import ThroughputParams
+from pollux_agent.protocol import encode
 
 
 def gpus_of(decision: Decision) -> dict[str, int]:
@@ -276,6 +278,24 @@ def test_a_good_remembered_population_is_not_lost() -> None:
     short = PolicySettings(generations=1)
     again = decide(make_snapshot(jobs, nodes=nodes, policy=short, state=long.state))
     assert again.objective >= long.objective * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("num_jobs", [3, 8], ids=["all tried", "searched"])
+def test_the_last_bits_of_a_processor_change_no_byte_of_a_decision(
+    num_jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vector instructions differ from machine to machine in the sixteenth digit, and a replay must not."""
+    jobs = [make_job(f"job-{index}", noise_scale=10.0 ** (index % 4 + 1)) for index in range(num_jobs)]
+    snapshot = make_snapshot(jobs, nodes={f"node-{index}": 3 for index in range(num_jobs // 2)})
+    here = encode(decide(snapshot))
+
+    def elsewhere(snapshot: Snapshot) -> Problem:
+        problem = formulate(snapshot)
+        bits = np.random.default_rng(1).choice([-2e-16, 0.0, 2e-16], size=problem.goodput.shape)
+        return replace(problem, goodput=problem.goodput * (1.0 + bits))
+
+    monkeypatch.setattr(policy, "formulate", elsewhere)
+    assert encode(decide(snapshot)) == here
 
 
 @pytest.mark.slow
