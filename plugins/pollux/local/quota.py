@@ -19,10 +19,23 @@ _WEIGHT_OVER_OTHERS = 64
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def slot_share(*, num_slots: int, cap: float, reserve: float, num_cores: int | None = None) -> float:
+def slot_share(*, num_slots: int, cap: float, reserve: float, num_cores: float) -> float:
     """Fraction of a core that one slot is: an equal part of what remains after ``reserve`` cores."""
-    cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-    return min(cap, 1.0, max(cores - reserve, 0.1) / max(num_slots, 1))
+    return min(cap, 1.0, max(num_cores - reserve, 0.1) / max(num_slots, 1))
+
+
+def available_cores(base: Path = _CGROUP) -> float:
+    """Cores that this process may use, less than the machine has in a container with a CPU quota."""
+    cores = float(len(os.sched_getaffinity(0)))
+    for version, group in _parents(base):
+        with suppress(OSError, ValueError):  # no quota: version 1 says -1, version 2 max
+            if version == 1:
+                quota, period = ((group / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+            else:
+                quota, period = (group / "cpu.max").read_text().split()
+            if int(quota) > 0:
+                cores = min(cores, int(quota) / int(period))
+    return cores
 
 
 @dataclass(frozen=True, slots=True)

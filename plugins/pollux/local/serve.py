@@ -19,7 +19,7 @@ from pollux.cluster.local import short_path
 from pollux.errors import StackError
 from pollux.local.app import make_app
 from pollux.local.nodes import read_nodes
-from pollux.local.quota import open_cgroups, slot_share
+from pollux.local.quota import available_cores, open_cgroups, slot_share
 from pollux.local.service import LocalService
 from pollux.local.slots import Slots
 from pollux.local.store import JobStore
@@ -59,7 +59,12 @@ def serve(options: ServeOptions) -> None:
     options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _only_one(options.state):
         nodes = read_nodes(options.cluster or options.state / "cluster.json")
-        share = slot_share(num_slots=nodes.num_cpu_slots, cap=options.slot_cap, reserve=_RESERVED_CORES)
+        share = slot_share(
+            num_slots=nodes.num_cpu_slots,
+            cap=options.slot_cap,
+            reserve=_RESERVED_CORES,
+            num_cores=available_cores(),
+        )
         name = hashlib.sha256(bytes(options.state.resolve())).hexdigest()[:10]
         cgroups = open_cgroups(f"pollux-{name}")
         how = (

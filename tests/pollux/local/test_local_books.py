@@ -1,6 +1,7 @@
 """The small parts of the local cluster: cluster file, slots, CPU shares, logs, and the store."""
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pollux.errors import ConfigError, Refused
+from pollux.local import quota
 from pollux.local.logs import LogPipe, read_logs
 from pollux.local.nodes import LocalNode, LocalNodes, read_nodes
 from pollux.local.quota import Cgroups, slot_share
@@ -89,6 +91,25 @@ def test_what_blocks_a_placement_is_named() -> None:
 def test_a_slot_is_an_equal_share(num_cores: int, num_slots: int, cap: float, want: float) -> None:
     share = slot_share(num_slots=num_slots, cap=cap, reserve=0.5, num_cores=num_cores)
     assert share == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("files", "want"),
+    [
+        pytest.param({"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}, 0.5, id="version 1"),
+        pytest.param({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, None, id="1, no quota"),
+        pytest.param({"cpu.max": "25000 100000\n", "cgroup.controllers": "cpu\n"}, 0.25, id="version 2"),
+        pytest.param({"cpu.max": "max 100000\n", "cgroup.controllers": "cpu\n"}, None, id="2, no quota"),
+    ],
+)
+def test_a_container_has_the_cores_that_its_quota_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], want: float | None
+) -> None:
+    version = 2 if "cpu.max" in files else 1
+    monkeypatch.setattr(quota, "_parents", lambda base: [(version, base)])
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert quota.available_cores(tmp_path) == (want or len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.parametrize(
