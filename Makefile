@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 STATE ?= state
+UP_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -36,8 +37,8 @@ format: setup  ## let ruff format the code and sort the imports
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-up: setup  ## start Airflow, MLflow and the local cluster, and keep them running
-	@exec $(BIN)/pollux stack up --state $(STATE)/stack --detach
+up: setup  ## start Airflow, MLflow and the local cluster, and keep them running; ports: UP_ARGS="--airflow-port 8080"
+	@exec $(BIN)/pollux stack up --state $(STATE)/stack --detach $(UP_ARGS)
 
 down:  ## stop what `make up` started
 	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/stack; else echo "nothing to stop: $(VENV) is not there"; fi

@@ -39,9 +39,8 @@ class JobStatus:
     """What became of a job so far, as its driver knows it.
 
     ``held`` are the GPUs its workers occupy at this moment, also while they stop. ``outcome`` is how the
-    job ended, and ``final`` that a retry cannot help. ``try_number`` counts submissions. ``restarts`` counts
-    starts after the first; ``started`` counts starts. ``restart_s`` holds each restart's seconds from the
-    signal to the first new step.
+    job ended, and ``final`` that a retry cannot help. ``try_number`` counts submissions, ``restarts`` the
+    starts after the first.
     """
 
     phase: Phase = "waiting"
