@@ -1,5 +1,6 @@
 """The elastic job: the one object that a training script makes, and what makes its loop elastic."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from pollux_agent.torch.telemetry import Telemetry
 from pollux_agent.torch.training import Parts, StopSignal, Training
 from pollux_agent.torch.tuner import Tuner
 from pollux_agent.torch.world import join_world
+
+logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
 _CHECKPOINT_INTERVAL_S = 30.0
@@ -217,8 +220,13 @@ class ElasticJob:
             self._training.complete()
 
     def log(self, **metrics: float) -> None:
-        """Log figures against the present progress; rank 0's count, and no rank waits for another."""
-        if self._world.rank == 0:
+        """Log figures against the present progress; rank 0's count, and no rank waits for another.
+
+        Call it within the loop over ``epochs``: at its end the job's run is closed, which a warning says.
+        """
+        if self.complete:
+            logger.warning("%s: not logged after the training; log within its loop", ", ".join(metrics))
+        elif self._world.rank == 0:
             self._training.log(metrics)
 
     @property

@@ -256,6 +256,16 @@ def test_arguments_that_make_no_sense_are_named(arguments: dict[str, Any], messa
         ElasticJob(model, torch.optim.SGD(model.parameters(), lr=0.1), Line(), **arguments)
 
 
+def test_what_is_logged_when_the_run_is_closed_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = linear_model()
+    job = ElasticJob(model, torch.optim.SGD(model.parameters(), lr=0.1), Line(), batch_size=8)
+    job.log(accuracy=0.5)
+    assert not caplog.records
+    job.finish()
+    job.log(accuracy=0.9)
+    assert "accuracy: not logged" in caplog.text
+
+
 def test_no_epoch_at_all_is_refused() -> None:
     model = linear_model()
     job = ElasticJob(model, torch.optim.SGD(model.parameters(), lr=0.1), Line(), batch_size=8)
