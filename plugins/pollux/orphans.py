@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pollux.airflow_api import AirflowApi
+from pollux.airflow_api import AirflowApi, TaskInstance
 from pollux.cluster.base import ClusterJob, JobControl, JobIdentity
 from pollux.errors import ClusterUnavailable, UnknownJob
 from pollux_agent.records import write_atomic
@@ -36,22 +36,29 @@ StateOf = Callable[[JobIdentity], str]
 
 
 def ask_airflow(api: AirflowApi, jobs: Iterable[ClusterJob]) -> StateOf:
-    """The states of the jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError."""
+    """The states of the jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError.
+
+    One that the common question did not find is asked for by itself: a user who may not read a DAG gets a
+    shorter list there and a refusal here, and tasks that change between two pages can drop out.
+    """
     identities = [job.identity for job in jobs]
-    states = {}
+    found: tuple[TaskInstance, ...] = ()
     if identities:
         found = api.find_task_instances(
             dag_ids={identity.dag_id for identity in identities},
             run_ids={identity.run_id for identity in identities},
             task_ids={identity.task_id for identity in identities},
         )
-        states = {(ti.dag_id, ti.run_id, ti.task_id, ti.map_index): ti.state or "none" for ti in found}
+    states = {_key(ti): ti.state or "none" for ti in found}
+    for identity in identities:
+        if _key(identity) not in states:
+            ti = api.task_instance(identity.dag_id, identity.run_id, identity.task_id, identity.map_index)
+            states[_key(identity)] = (ti.state or "none") if ti else GONE
+    return lambda identity: states.get(_key(identity), GONE)
 
-    def state_of(identity: JobIdentity) -> str:
-        key = (identity.dag_id, identity.run_id, identity.task_id, identity.map_index)
-        return states.get(key, GONE)
 
-    return state_of
+def _key(of: JobIdentity | TaskInstance) -> tuple[str, str, str, int]:
+    return of.dag_id, of.run_id, of.task_id, of.map_index
 
 
 def suspects(jobs: Iterable[ClusterJob], state_of: StateOf, deployment: str) -> dict[str, str]:

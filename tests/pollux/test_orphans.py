@@ -8,8 +8,9 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow_rim import EndingCluster, ending
 from fastapi.testclient import TestClient
 
-from pollux.airflow_api import AirflowApi
+from pollux.airflow_api import AirflowApi, TaskInstance
 from pollux.cluster.base import ClusterJob, JobIdentity
+from pollux.errors import AirflowApiError
 from pollux.orphans import ALIVE_STATES, GONE, ask_airflow, end_orphans
 from pollux_agent.protocol import JobSpec
 
@@ -132,3 +133,34 @@ def test_airflow_tells_the_states_of_tasks(
     assert state_of(job.identity) == "success"
     assert state_of(lost.identity) == GONE
     assert ask_airflow(api, [])(job.identity) == GONE
+
+
+class ShortSighted(AirflowApi):
+    """Lists nothing, as for a user who may not read the DAG, and answers a question for one task."""
+
+    def __init__(self, answer: TaskInstance | AirflowApiError) -> None:
+        self._answer = answer
+
+    def find_task_instances(self, **asked: object) -> tuple[TaskInstance, ...]:
+        return ()
+
+    def task_instance(self, *asked: object) -> TaskInstance | None:
+        if isinstance(self._answer, AirflowApiError):
+            raise self._answer
+        return self._answer
+
+
+def test_a_task_that_is_not_in_the_list_is_not_gone_yet(jobs: list[ClusterJob]) -> None:
+    running = TaskInstance(
+        dag_id="dag",
+        run_id="run",
+        task_id="train",
+        map_index=2,
+        state="deferred",
+        try_number=1,
+        started=None,
+        ended=None,
+    )
+    assert ask_airflow(ShortSighted(running), [jobs[1]])(jobs[1].identity) == "deferred"
+    with pytest.raises(AirflowApiError, match="403"):
+        ask_airflow(ShortSighted(AirflowApiError("GET: 403: Forbidden")), jobs)
