@@ -41,11 +41,11 @@ class Records:
         except OSError as error:
             raise SnapshotError(f"{path} cannot be written: {error}; free the disk or its rights") from error
 
-    def newest_decision(self, below: int) -> Decision | None:
-        """The newest decision with a number under ``below`` that can be read; None if there is none."""
+    def newest_decision(self, below: int | None = None) -> Decision | None:
+        """The newest decision, of those under ``below`` if given; None without one that can be read."""
         for number in reversed(self._numbers()):
             path = self._root / str(number) / "decision.json"
-            if number < below and path.exists():
+            if (below is None or number < below) and path.exists():
                 try:
                     return decode(Decision, path.read_bytes())
                 except (OSError, DocumentError):

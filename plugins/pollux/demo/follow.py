@@ -8,7 +8,7 @@ from pathlib import Path
 from pollux.airflow_api import AirflowApi
 from pollux.demo.jobs import SCHEDULE_DAG, TASK, TRAIN_DAG, DemoJob, DemoPlan, JobSize
 from pollux.demo.observe import ClusterNow, JobView, Observer
-from pollux.errors import AirflowUnavailable, ClusterUnavailable, DemoError
+from pollux.errors import AirflowApiError, AirflowUnavailable, ClusterUnavailable, DemoError
 
 POLL_S = 1.0
 _LOG_LINES = 12
@@ -138,7 +138,7 @@ class Follower:
             task = self._api.task_instance(TRAIN_DAG, job.run_id, TASK)
             tries = task.try_number if task else 1
             lines = self._api.log(TRAIN_DAG, job.run_id, TASK, try_number=tries).splitlines()[-_LOG_LINES:]
-        except AirflowUnavailable:
+        except AirflowApiError:
             lines = []
         logs = self._state / "jobs" / self._observer.job_id(job) / "logs"
         return "\n".join([f"job {job.name} failed in Airflow: {view.message}", *lines, f"all of it: {logs}"])

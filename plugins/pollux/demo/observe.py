@@ -9,7 +9,7 @@ from pollux.cluster.base import ClusterJob, JobControl, JobIdentity, Phase
 from pollux.cluster.identity import job_id
 from pollux.demo.jobs import TASK, TRAIN_DAG, DemoJob
 from pollux.errors import UnknownJob
-from pollux.snapshot import Decision
+from pollux.record import Records
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import Event, JobFolder, Placement, decode
 
@@ -60,10 +60,11 @@ class Observer:
 
     def __init__(self, control: JobControl, state: Path, *, deployment: str = "airflow") -> None:
         self._control, self._state, self._deployment = control, state, deployment
+        self._decisions = Records(state / "decisions")
 
     def look(self, jobs: Sequence[DemoJob]) -> ClusterNow:
         """Raises ClusterUnavailable when the cluster does not answer."""
-        decision = last_decision(self._state / "decisions")
+        decision = self._decisions.newest_decision()
         views = tuple(self._view(job) for job in jobs)
         if decision is None:
             return ClusterNow(jobs=views)
@@ -132,14 +133,3 @@ def measured_goodput(events: Sequence[Event], *, initial_batch_size: int) -> flo
         return None
     seconds = steps[-1].t_unix_s - steps[0].t_unix_s
     return (steps[-1].progress - steps[0].progress) * initial_batch_size / seconds
-
-
-def last_decision(folder: Path) -> Decision | None:
-    """The newest saved decision that can be read, None before the first."""
-    numbers = sorted((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()), reverse=True)
-    for number in numbers[:3]:
-        try:
-            return decode(Decision, (folder / str(number) / "decision.json").read_bytes())
-        except (OSError, DocumentError):
-            continue
-    return None

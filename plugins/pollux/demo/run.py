@@ -30,7 +30,6 @@ from pollux.demo.timing import time_scripts
 from pollux.demo.view import LiveView
 from pollux.errors import StoreError
 from pollux.policy import decide
-from pollux.snapshot import Snapshot
 from pollux.stack.control import running_stack
 from pollux.stack.memory import MemorySampler
 from pollux.stack.progress import StartProgress
@@ -143,10 +142,6 @@ def _conclude(ended: _Ended, outputs: Outputs, console: Console) -> DemoSummary:
     write_atomic(outputs.summary, (json.dumps(to_plain(summary), indent=2) + "\n").encode())
     _print_end(summary, ended, outputs, console)
     return summary
-
-
-def _slots(snapshot: Snapshot) -> int:
-    return sum(node.gpus for node in snapshot.nodes)
 
 
 def _final_metrics(plan: DemoPlan, record: RunRecord) -> dict[str, float]:

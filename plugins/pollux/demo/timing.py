@@ -109,7 +109,10 @@ class _Trial:
             self.epochs = math.ceil(self.epochs * WANTED_S / max(seconds, 0.1))
             self._start()
             return
-        self.timing = timing_from(events, epochs=self.epochs)
+        try:
+            self.timing = timing_from(events, epochs=self.epochs)
+        except ValueError as error:
+            raise DemoError(f"{self.job.script} cannot be timed: {error}") from None
 
     def events(self) -> list[Event]:
         """Rank 0's events so far."""

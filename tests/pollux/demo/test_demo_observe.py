@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.demo.observe import last_decision, last_events, measured_goodput, newest_events
-from pollux.snapshot import Decision
-from pollux_agent.protocol import Event, JobFolder, encode
+from pollux.demo.observe import last_events, measured_goodput, newest_events
+from pollux_agent.protocol import Event, JobFolder
 from pollux_agent.records import append_line
 
 
@@ -49,15 +48,3 @@ def test_goodput_is_progress_of_the_last_seconds_in_samples() -> None:
 @pytest.mark.parametrize("events", [[], [event(1.0)], [event(1.0, "start"), event(2.0)]])
 def test_one_step_tells_no_goodput(events: list[Event]) -> None:
     assert measured_goodput(events, initial_batch_size=32) is None
-
-
-def test_the_newest_decision_that_is_whole_is_shown(tmp_path: Path) -> None:
-    assert last_decision(tmp_path / "decisions") is None
-    for number in (9, 10):
-        (tmp_path / str(number)).mkdir()
-        decision = Decision(decision=number, policy="p", objective=0.0, jobs={})
-        (tmp_path / str(number) / "decision.json").write_text(encode(decision))
-    (tmp_path / "11").mkdir()
-    found = last_decision(tmp_path)
-    assert found is not None
-    assert found.decision == 10
