@@ -77,7 +77,8 @@ def _missing_jobs(record: RunRecord) -> list[str]:
     ran = {job.job.identity.run_id for job in record.jobs}
     wanted = record.expectations.jobs if record.expectations else ()
     missing = [f"{job.name} (run {job.dag_run_id}) never reached the cluster" for job in wanted]
-    return [text for job, text in zip(wanted, missing, strict=True) if job.dag_run_id not in ran]
+    silent = [f"{job.job.job_id}: its workers left no events" for job in record.jobs if not job.workers]
+    return [text for job, text in zip(wanted, missing, strict=True) if job.dag_run_id not in ran] + silent
 
 
 def _resizes(record: RunRecord) -> Check:

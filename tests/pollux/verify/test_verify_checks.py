@@ -204,9 +204,15 @@ def job_never_ran(root: Path) -> None:
     build.edit(root / "expectations.json", lambda content: content["jobs"].append(extra))
 
 
+def events_lost(root: Path) -> None:
+    for path in (root / "jobs" / FIRST).glob("events-*.jsonl"):
+        path.unlink()
+
+
 @pytest.mark.parametrize(
     ("break_it", "want"),
     [
+        (events_lost, {"jobs", "resizes"}),
         (double_booked, {"slots"}),
         (step_falls, {"steps"}),
         (resumed_two_checkpoints_back, {"steps"}),
