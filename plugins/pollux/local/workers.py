@@ -35,6 +35,7 @@ _PASSED_ON = (
     "PYTHONPATH",
     "LD_LIBRARY_PATH",
 )
+_MARKS = ("POLLUX_JOB_DIR", "POLLUX_INCARNATION", "POLLUX_NODE")
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TORCH_")
 
 
@@ -61,31 +62,37 @@ class Site:
 
 @dataclass(slots=True)
 class _NodeGang:
-    """One node's part of a gang."""
+    """One node's part of a gang; ``marks`` are variables that none but its processes have."""
 
     log: LogPipe
+    marks: Mapping[str, str]
     group: Group | None = None
     launcher: subprocess.Popen[bytes] | None = None
 
     def alive(self) -> bool:
         """Whether anything is left; what outlives the launcher is killed."""
-        if self.launcher is not None and self.launcher.poll() is None:
-            return True
-        if self.group is not None and self.group.pids():
-            self.group.kill()
-            return True
-        return False
+        if self.launcher is None:
+            return False
+        return self.launcher.poll() is None or self._kill_members()
 
     def kill(self) -> None:
+        if self.launcher is not None:
+            self._kill_members()
+            self.launcher.kill()
+
+    def _kill_members(self) -> bool:
+        """Kill what is in the group, or carries the marks where there is none; whether there was any."""
         if self.group is not None:
+            found = bool(self.group.pids())
             self.group.kill()
-        if self.launcher is None or self.launcher.poll() is not None:
-            return
-        with suppress(psutil.Error):
-            for child in psutil.Process(self.launcher.pid).children(recursive=True):
-                with suppress(psutil.Error):
-                    child.kill()
-        self.launcher.kill()
+            return found
+        found = False
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if self.marks.items() <= process.environ().items():
+                    process.kill()
+                    found = True
+        return found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,8 +116,6 @@ class LocalWorkers:
         self._gang = {}
         rendezvous = f"127.0.0.1:{_free_port()}"
         for node_rank, node in enumerate(start.placement):
-            gang = _NodeGang(log=LogPipe(self.folder.log(start.incarnation, node)))
-            self._gang[node] = gang
             settings = WorkerSettings(
                 job_id=self.job_id,
                 job_dir=self.folder.root,
@@ -130,6 +135,12 @@ class LocalWorkers:
                 mlflow_run_id=self.mlflow_run_id,
                 parent_pid=os.getpid(),
             )
+            own = environment(settings)
+            gang = _NodeGang(
+                log=LogPipe(self.folder.log(start.incarnation, node)),
+                marks={name: own[name] for name in _MARKS},
+            )
+            self._gang[node] = gang
             try:
                 self._launch(gang, settings)
             except OSError as error:

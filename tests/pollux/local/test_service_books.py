@@ -1,9 +1,12 @@
-"""The service's books of its jobs, without any workers: what a crash or a broken disk may leave."""
+"""The service without its process: what a crash, a broken disk or a job's own children may leave."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+from local_service import awaited
 
 from pollux.cluster.base import JobIdentity
 from pollux.local.nodes import DEFAULT_NODES
@@ -62,3 +65,24 @@ def test_a_job_whose_files_cannot_be_written_harms_no_other(service: LocalServic
     broken.rmdir()
     service.tick(3.0)
     assert service.job("a", 3.0).status.acted_decision == 1
+
+
+def test_where_there_are_no_cpu_groups_nothing_of_a_job_outlives_its_launcher(
+    service: LocalService, tmp_path: Path
+) -> None:
+    child = "import subprocess, sys\np = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    (tmp_path / "train.py").write_text(child + "open(sys.argv[1], 'w').write(str(p.pid))\n")
+    noted = tmp_path / "pid"
+    spec = replace(SPEC, arguments=(str(noted),))
+    identity = JobIdentity(deployment="test", dag_id="train", run_id="c", task_id="train")
+    service.submit("c", identity=identity, spec=spec, run_id=None, fresh=False, now_unix_s=1.0)
+    service.patch_allocation("c", expected=0, allocation=Allocation(decision=1, placement={"node-0": 1}))
+
+    def phase() -> str:
+        service.tick(time.time())
+        return service.job("c", time.time()).status.phase
+
+    awaited(phase, lambda phase: phase == "failed")
+    assert service.held() == {}
+    stray = int(noted.read_text())
+    assert not psutil.pid_exists(stray) or psutil.Process(stray).status() == psutil.STATUS_ZOMBIE
