@@ -1,11 +1,15 @@
 """The demo deletes only what a demo made."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pollux.demo.folder import fresh_folder
 from pollux.errors import ConfigError
+from pollux.stack.processes import process_info
+from pollux.stack.record import StackPlan, StackRecord, read_record, write_record
 
 
 def test_a_new_folder_is_made_and_a_former_demo_replaced(tmp_path: Path) -> None:
@@ -24,6 +28,27 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--state"):
         fresh_folder(tmp_path)
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_folder_in_which_a_stack_runs_is_left_alone(tmp_path: Path) -> None:
+    folder = fresh_folder(tmp_path / "demo")
+    info = process_info(os.getpid())
+    assert info is not None
+    running = StackRecord(
+        phase="ready",
+        plan=StackPlan(state=folder),
+        mark="m",
+        airflow_port=8080,
+        mlflow_port=5000,
+        login=folder / "login.json",
+        supervisor=info.process,
+    )
+    write_record(running)
+    with pytest.raises(ConfigError, match="pollux stack down --state"):
+        fresh_folder(folder)
+    write_record(replace(running, supervisor=replace(info.process, started_ticks=1)))
+    assert fresh_folder(folder) == folder
+    assert read_record(folder) is None
 
 
 def test_a_file_and_a_link_are_refused(tmp_path: Path) -> None:
