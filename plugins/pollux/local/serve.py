@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from pollux.cluster.local import short_path
-from pollux.errors import StackError
+from pollux.errors import ConfigError, StackError
 from pollux.local.app import make_app
 from pollux.local.nodes import read_nodes
 from pollux.local.quota import available_cores, open_cgroups, slot_share
@@ -56,6 +56,8 @@ def serve(options: ServeOptions) -> None:
     Call it from the main thread: workers live as long as the thread that started them. Raises ConfigError
     for a wrong cluster file, StackError if another service has this state folder.
     """
+    if options.cluster is not None and not options.cluster.is_file():
+        raise ConfigError(f"cluster: {options.cluster} is no file; name an existing cluster file")
     options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _only_one(options.state):
         nodes = read_nodes(options.cluster or options.state / "cluster.json")

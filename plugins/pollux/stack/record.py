@@ -62,6 +62,8 @@ class StackPlan:
             raise ConfigError(f"--cluster: {self.cluster} is no file; name a cluster file")
         if self.cluster is not None:
             read_nodes(self.cluster)
+        if self.airflow_port is not None and self.airflow_port == self.mlflow_port:
+            raise ConfigError(f"--mlflow-port: {self.mlflow_port} is Airflow's already; name another")
         socket_bytes = len(os.fsencode(self.state.absolute() / "local.sock"))
         if socket_bytes > MAX_SOCKET_BYTES:
             raise ConfigError(

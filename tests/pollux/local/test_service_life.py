@@ -12,7 +12,8 @@ import pytest
 from local_service import Service, awaited
 
 from pollux.cluster.local import LocalCluster
-from pollux.errors import ClusterUnavailable
+from pollux.errors import ClusterUnavailable, ConfigError
+from pollux.local.serve import ServeOptions, serve
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -112,6 +113,13 @@ def test_a_wrong_cluster_file_is_named_with_its_field(tmp_path: Path) -> None:
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 2
     assert "cluster.json: LocalNodes: nodes.0.slots" in run.stderr
+
+
+def test_a_cluster_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    named = tmp_path / "typo.json"
+    with pytest.raises(ConfigError, match=r"typo\.json is no file"):
+        serve(ServeOptions(state=tmp_path / "state", cluster=named, scripts=tmp_path))
+    assert not named.exists()
 
 
 def test_nothing_listens_on_the_network_but_loopback(make_service: Callable[..., Service]) -> None:

@@ -148,3 +148,9 @@ def test_a_plan_whose_socket_path_is_too_long_is_refused(tmp_path: Path) -> None
     plan = StackPlan(state=tmp_path / ("x" * 120), dags=tmp_path, scripts=tmp_path)
     with pytest.raises(ConfigError, match=r"--state: .* at most"):
         plan.check()
+
+
+def test_one_port_for_two_services_is_refused(tmp_path: Path) -> None:
+    plan = StackPlan(state=tmp_path, dags=tmp_path, scripts=tmp_path, airflow_port=8080, mlflow_port=8080)
+    with pytest.raises(ConfigError, match="--mlflow-port: 8080"):
+        plan.check()
