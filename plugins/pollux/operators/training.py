@@ -31,7 +31,8 @@ class PolluxTrainingOperator(KubernetesPodOperator):
     The fields of a job (see ``pollux_agent.protocol.JobSpec``) are given one by one, as ``spec``, or both;
     a field given by itself wins. The job's name is ``job_name``, by default the task's id. ``spec`` is a
     mapping whose texts are templates, or a callable ``(context, jinja_env) -> mapping``. A field that is None
-    counts as not given.
+    counts as not given. A template gives text, so one for a number needs a DAG with
+    ``render_template_as_native_obj=True``.
 
     ``cluster`` is ``local`` or ``kubernetes`` (default: the settings'). With ``fresh`` a new run or a cleared
     task starts over, without its checkpoints and also if it was done; a retry never does. It may come from

@@ -25,6 +25,8 @@ KEPT = "kept"
 DROPPED = "duplicate"
 
 _MAX_ROUNDS = 10
+_MAX_PARAM_CHARS = 500
+"""MLflow refuses long values, some servers those above this; a run is there to compare, the spec to keep."""
 
 
 def job_tags(job_id: str, identity: JobIdentity) -> dict[str, str]:
@@ -57,7 +59,11 @@ def spec_params(spec: JobSpec) -> dict[str, str]:
         "preemptible": spec.preemptible,
         "gpu_types": ",".join(spec.gpu_types),
     }
-    return {name: str(value) for name, value in values.items() if value not in ("", None)}
+    return {name: _short(str(value)) for name, value in values.items() if value not in ("", None)}
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _MAX_PARAM_CHARS else value[: _MAX_PARAM_CHARS - 3] + "..."
 
 
 class JobRuns:

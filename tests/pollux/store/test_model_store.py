@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_jobs_run_is_made_once_with_its_spec_and_identity(client: MlflowClient
     assert run.data.params["max_batch_size"] == "1024"
     assert run.data.tags["pollux.map_index"] == "3"
     assert "secret" not in str(run.to_dictionary())
+
+
+def test_arguments_longer_than_mlflow_takes_do_not_keep_a_job_from_its_run(
+    client: MlflowClient, store: ModelStore
+) -> None:
+    spec = replace(SPEC, arguments=("--config", "x" * 20_000))
+    run = client.get_run(store.ensure_run("long", identity("long"), spec, START_UNIX_S))
+    assert run.data.params["arguments"].startswith("--config xxx")
+    assert run.data.params["arguments"].endswith("...")
 
 
 @pytest.mark.parametrize("attempt", range(4))
