@@ -146,7 +146,7 @@ def _working(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     if seen.stop is not None:
         grace_s = timing.abrupt_grace_s if seen.stop in ABRUPT else timing.grace_s
         return _signal(state, seen, grace_s, f"stops on request ({seen.stop})")
-    if wanted != dict(state.placement):
+    if wanted != dict(state.placement) and seen.complete is None:
         to = f"moves to {_words(wanted)}" if wanted else "gives its GPUs back"
         return _signal(state, seen, timing.grace_s, f"{to}: checkpoints first")
     if not all(seen.gang.values() if seen.gang else ()) or _failure(state, seen) is not None:

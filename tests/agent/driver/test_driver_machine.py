@@ -212,6 +212,19 @@ def test_done_needs_the_completion_marker(world: World) -> None:
     assert (world.state.placement, world.state.outcome) == ({}, marker)
 
 
+def test_a_complete_job_is_not_moved_while_its_script_comes_to_its_end(world: World) -> None:
+    world.give(a=2)
+    world.step(9)
+    world.tick()
+    write_completion(
+        world.folder, Outcome(kind="done", job_id="job", incarnation=1, rank=0, time_unix_s=0, step=9)
+    )
+    world.give(a=1)
+    assert (world.state.phase, len(world.gang.done)) == ("running", 1)
+    world.gang.die()
+    assert world.tick().phase == "done"
+
+
 @pytest.mark.parametrize("text", ["", "{}", "done"])
 def test_what_is_no_completion_marker_completes_nothing(world: World, text: str) -> None:
     world.give(a=1)
