@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -275,15 +276,18 @@ class LocalService:
                 f"script: there is no file {str(script)!r}; name an existing Python file, "
                 f"relative to {str(self._scripts)!r} or absolute"
             )
-        total = self._site.nodes.num_slots
-        if spec.min_gpus > total:
+        slots = Counter[str]()
+        for node in self._site.nodes.nodes:
+            slots[node.gpu_type] += node.slots
+        usable = [count for kind, count in slots.items() if not spec.gpu_types or kind in spec.gpu_types]
+        if not usable:
             raise Refused(
-                f"min_gpus: {spec.min_gpus}, but the cluster has {total} in all; lower it to {total} or less"
+                f"gpu_types: {', '.join(spec.gpu_types)}, but the cluster has {', '.join(sorted(slots))} only"
             )
-        types = {node.gpu_type for node in self._site.nodes.nodes}
-        if spec.gpu_types and not types.intersection(spec.gpu_types):
+        if spec.min_gpus > max(usable):
             raise Refused(
-                f"gpu_types: {', '.join(spec.gpu_types)}, but the cluster has {', '.join(sorted(types))} only"
+                f"min_gpus: {spec.min_gpus}, but the cluster has {max(usable)} of one type that the job may "
+                f"use; lower it to {max(usable)} or less"
             )
         return script.resolve()
 

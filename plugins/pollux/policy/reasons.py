@@ -1,5 +1,6 @@
 """Why a job gets what it gets, in words that its owner understands, with the numbers behind it."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +69,15 @@ def _headline(job: Job, snapshot: Snapshot, before: int, after: int, *, moved: b
 
 
 def _waits(job: Job, snapshot: Snapshot) -> str:
-    usable = sum(node.gpus for node in snapshot.nodes if accepts(job, node))
+    by_type: Counter[str] = Counter()
+    for node in snapshot.nodes:
+        by_type[node.gpu_type] += node.gpus if accepts(job, node) else 0
+    usable = max(by_type.values(), default=0)
     total = sum(node.gpus for node in snapshot.nodes)
     if not usable:
         return f"waits: no node has a GPU of a type that it accepts ({', '.join(job.gpu_types)})"
     if usable < job.min_gpus:
-        return f"waits: it needs {_gpus(job.min_gpus)} at once, and all that it may use is {usable}"
+        return f"waits: it needs {_gpus(job.min_gpus)} of one type at once, and there are {usable} at most"
     return f"waits: the cluster's {_gpus(total)} do more for the other jobs now; it is {job.age_s:.0f} s old"
 
 

@@ -12,7 +12,8 @@ import pytest
 from local_service import Service, awaited, identity, kill
 
 from pollux.errors import ClusterError, Conflict, Refused
-from pollux_agent.protocol import Allocation, JobSpec
+from pollux.local.nodes import LocalNode, LocalNodes
+from pollux_agent.protocol import Allocation, JobSpec, encode
 
 BUSY = "while True:\n    pass\n"
 RAISE = "import sys\n\nraise ValueError('no such data set')\n"
@@ -188,6 +189,19 @@ def test_what_can_never_run_is_refused_by_field(service: Service, change: dict, 
     spec = JobSpec(name="job", initial_batch_size=8, max_local_batch_size=8, **plain)
     with pytest.raises(Refused, match=rf"^{field}: "):
         service.cluster.submit("job", identity=identity("job"), spec=spec, run_id=None)
+
+
+def test_more_gpus_than_there_are_of_one_type_are_refused(
+    make_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    nodes = (LocalNode(name="a", slots=2, gpu_type="x"), LocalNode(name="b", slots=1, gpu_type="y"))
+    (tmp_path / "cluster.json").write_text(encode(LocalNodes(nodes=nodes)))
+    service = make_service("--cluster", str(tmp_path / "cluster.json"))
+    plain = {"name": "job", "script": "count.py", "initial_batch_size": 8, "max_local_batch_size": 8}
+    for change in ({"min_gpus": 3}, {"min_gpus": 2, "gpu_types": ("y",)}):
+        spec = JobSpec(**plain, max_gpus=4, **change)
+        with pytest.raises(Refused, match=r"^min_gpus: "):
+            service.cluster.submit("job", identity=identity("job"), spec=spec, run_id=None)
 
 
 @pytest.mark.parametrize("job_id", ["..", "a/b", "A", "x" * 64])

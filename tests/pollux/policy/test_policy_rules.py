@@ -119,8 +119,10 @@ def test_a_job_with_a_type_gets_only_that_type() -> None:
         make_job("any", fits={"a100": SCALES_WELL}),
         make_job("picky", gpu_types=("t4",), fits={"t4": SCALES_WELL}),
         make_job("hopeless", gpu_types=("h100",)),
+        make_job("wide", min_gpus=5),
     ]
     decision = decide(replace(make_snapshot(jobs), nodes=nodes))
     assert decision.jobs["picky"].placement == {"small": 2}
     assert decision.jobs["any"].placement == {"big": 4}
     assert "no node has a GPU of a type that it accepts (h100)" in decision.jobs["hopeless"].reason
+    assert "it needs 5 GPUs of one type at once, and there are 4 at most" in decision.jobs["wide"].reason

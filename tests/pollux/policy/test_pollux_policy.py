@@ -225,7 +225,9 @@ def test_a_rigid_job_gets_all_of_its_gpus_or_none() -> None:
     assert gpus_of(decision) == {"rigid": 3, "a": 1}
     too_large = replace(rigid, min_gpus=5, max_gpus=5)
     decision = decide(make_snapshot([too_large]))
-    assert decision.jobs["rigid"].reason == ("waits: it needs 5 GPUs at once, and all that it may use is 4")
+    assert (
+        decision.jobs["rigid"].reason == "waits: it needs 5 GPUs of one type at once, and there are 4 at most"
+    )
 
 
 def test_a_job_whose_node_is_gone_gets_other_gpus() -> None:
