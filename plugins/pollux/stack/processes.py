@@ -91,25 +91,18 @@ def members(leaders: Iterable[ProcessId], mark: str) -> tuple[ProcessId, ...]:
 
     These are the leaders, what runs in the session that a leader opened, all their descendants, and each
     process with ``mark`` in its environment: between them they also find a child whose parent is gone and
-    one that opened a session of its own or overwrote its environment with a title. The session of a leader
-    that has ended may be somebody else's by now (after a restart of the machine, say), so an environment
-    without the mark tells a stranger.
+    one that opened a session of its own or overwrote its environment with a title.
     """
     table = [info for pid in _pids() if (info := process_info(pid))]
     by_pid = {info.process.pid: info.process for info in table}
     opened = {
         leader.pid: leader.started_ticks for leader in leaders if by_pid.get(leader.pid, leader) == leader
     }
-    marked = {info.process.pid: _has_mark(info.process.pid, mark) for info in table}
     found = {
         info.process.pid
         for info in table
-        if marked[info.process.pid]
-        or (
-            info.session in opened
-            and info.process.started_ticks >= opened[info.session]
-            and (info.session in by_pid or marked[info.process.pid] is None)
-        )
+        if (info.session in opened and info.process.started_ticks >= opened[info.session])
+        or _has_mark(info.process.pid, mark)
     }
     grew = True
     while grew:
@@ -150,14 +143,11 @@ def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
-def _has_mark(pid: int, mark: str) -> bool | None:
-    """Whether the process was started with the mark; None where that cannot be told."""
+def _has_mark(pid: int, mark: str) -> bool:
     if not mark:
-        return None
+        return False
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return None
-    if f"{MARK_VARIABLE}={mark}".encode() in environ.split(b"\0"):
-        return True
-    return False if b"=" in environ else None
+        return False
+    return f"{MARK_VARIABLE}={mark}".encode() in environ.split(b"\0")
