@@ -258,6 +258,33 @@ def test_a_trigger_that_broke_leaves_the_job_to_the_retry(cluster: EndingCluster
     assert cluster.stops == []
 
 
+@pytest.mark.parametrize("deferrable", [False, True], ids=["waiting", "before it defers"])
+def test_a_task_process_that_is_killed_leaves_its_job_alone_and_the_next_try_finds_it(
+    cluster: EndingCluster, context: Context, deferrable: bool
+) -> None:
+    class Killed(BaseException):
+        """Nothing of the process runs any more."""
+
+    def kill(method: str) -> None:
+        if method == ("submit" if deferrable else "logs"):
+            raise Killed
+
+    cluster.after = kill
+    with pytest.raises(Killed):
+        operator(deferrable=deferrable).execute(context())
+    cluster.after = lambda method: None
+    task = operator(deferrable=deferrable)
+    if deferrable:
+        waits = deferred(task, context(try_number=2))
+        cluster.ends = [ending("done")]
+        assert resume(task, context(try_number=2), waits, cluster) is not None
+    else:
+        cluster.ends = [ending("done")]
+        assert task.execute(context(try_number=2)) is not None
+    (job,) = cluster.jobs
+    assert (cluster.stops, job.status.try_number) == ([], 1)
+
+
 def test_sigterm_while_the_task_waits_asks_for_a_checkpoint_and_never_succeeds(
     cluster: EndingCluster, context: Context
 ) -> None:
