@@ -59,6 +59,13 @@ def is_alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
+def this_boot() -> str:
+    """Names this run of the machine or container: after the next, the same numbers are other processes."""
+    first = identify(1)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}-{first.started_ticks if first else 0}"
+
+
 def send(process: ProcessId, signum: signal.Signals) -> bool:
     """Signal that very process; False if it is gone."""
     try:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 import pollux
 from pollux.errors import ConfigError, StackError
 from pollux.local.nodes import read_nodes
-from pollux.stack.processes import ProcessId
+from pollux.stack.processes import ProcessId, this_boot
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
 from pollux_agent.records import write_atomic
@@ -84,7 +84,10 @@ class ComponentState:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class StackRecord:
-    """``stack.json``. ``mark`` is in the environment of every process; ``login`` is the log-in file."""
+    """``stack.json``. ``mark`` is in the environment of every process; ``login`` is the log-in file.
+
+    ``boot`` is the run of the machine in which its processes have their numbers.
+    """
 
     schema: Literal[1] = 1
     phase: StackPhase
@@ -98,6 +101,7 @@ class StackRecord:
     components: Mapping[str, ComponentState] = Field(default_factory=dict)
     error: str = ""
     since_unix_s: float = 0.0
+    boot: str = ""
 
     @property
     def airflow_url(self) -> str:
@@ -109,7 +113,9 @@ class StackRecord:
 
     @property
     def leaders(self) -> tuple[ProcessId, ...]:
-        """Main processes of the services."""
+        """Main processes of the services; none after another start of the machine."""
+        if self.boot not in ("", this_boot()):
+            return ()
         return tuple(state.process for state in self.components.values() if state.process is not None)
 
 

@@ -18,7 +18,7 @@ from pollux.errors import StackError
 from pollux.stack import tether
 from pollux.stack.guard import start_guard
 from pollux.stack.ports import free_port
-from pollux.stack.processes import ProcessId, end, identify, kill
+from pollux.stack.processes import ProcessId, end, identify, kill, this_boot
 from pollux.stack.record import (
     ComponentState,
     StackPhase,
@@ -231,6 +231,7 @@ def new_record(plan: StackPlan) -> StackRecord:
         mlflow_port=plan.mlflow_port or free_port(old.mlflow_port if old else None),
         login=plan.state / "airflow" / "login.json",
         supervisor=me,
+        boot=this_boot(),
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pollux.errors import ConfigError
 from pollux.stack.ports import free_port, is_free
-from pollux.stack.processes import ProcessId, identify, is_alive, kill, members, send
+from pollux.stack.processes import ProcessId, identify, is_alive, kill, members, send, this_boot
 from pollux.stack.record import (
     ComponentState,
     StackPlan,
@@ -134,6 +134,13 @@ def test_the_record_comes_back_as_it_was_written_and_only_its_owner_reads_it(tmp
     assert record_path(tmp_path).stat().st_mode & 0o077 == 0
     assert record.airflow_url == "http://127.0.0.1:18080"
     assert record.leaders == (record.supervisor,)
+
+
+def test_a_record_from_before_a_restart_of_the_machine_names_no_leaders(tmp_path: Path) -> None:
+    """Their numbers are other processes by now, and their sessions other sessions."""
+    record = make_record(tmp_path)
+    assert replace(record, boot=this_boot()).leaders == record.leaders
+    assert replace(record, boot="an earlier one").leaders == ()
 
 
 def test_only_one_holds_the_state_folder(tmp_path: Path) -> None:
