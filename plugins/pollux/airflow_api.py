@@ -240,9 +240,14 @@ class AirflowApi:
     ) -> dict[str, Any]:
         response = self._send(method, path, body=body, query=query, only_reads=only_reads)
         assert response is not None
-        plain = response.json()
+        try:
+            plain = response.json()
+        except ValueError:
+            plain = None
         if not isinstance(plain, dict):
-            raise AirflowApiError(f"{method} {path}: no JSON object in the answer")
+            raise AirflowApiError(
+                f"{method} {path}: no JSON object in the answer; is {self.url} really Airflow's API?"
+            )
         return plain
 
     def _send(
@@ -279,7 +284,8 @@ class AirflowApi:
                 "/auth/token", json={"username": self._user, "password": self._password}
             )
             if not answer.is_success:
-                raise AirflowApiError(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
+                kind = AirflowUnavailable if answer.is_server_error else AirflowApiError
+                raise kind(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
             self._token, self._token_age = str(answer.json()["access_token"]), time.monotonic()
         return self._token
 

@@ -73,6 +73,8 @@ def server() -> Iterator[Server]:
                     RUN | {"dag_run_id": f"r{i}"} for i in range(offset, min(offset + 2, state.total_runs))
                 ]
                 return self.reply(200, {"dag_runs": runs, "total_entries": state.total_runs})
+            if self.path.endswith("/dagRuns/page"):
+                return self.reply(200, "a page of another server")
             if "/logs/" in self.path:
                 content = [{"event": "one"}, {"event": "two", "error_detail": [{"exc_type": "ValueError"}]}]
                 return self.reply(200, {"content": content, "continuation_token": None})
@@ -159,6 +161,11 @@ def test_what_airflow_does_not_know_is_none_or_an_error(api: AirflowApi) -> None
     assert api.task_instance("d", "r", "t") is None
     with pytest.raises(AirflowApiError, match="404: not found"):
         api.dag_run("d", "r")
+
+
+def test_an_answer_that_is_no_object_is_an_error_of_ours(api: AirflowApi) -> None:
+    with pytest.raises(AirflowApiError, match="really Airflow's API"):
+        api.dag_run("d", "page")
 
 
 def test_names_are_quoted_in_paths(server: Server, api: AirflowApi) -> None:
