@@ -73,8 +73,8 @@ class AirflowApi:
 
     Connection errors are tried again for some seconds, then raised as AirflowUnavailable; an answer that
     refuses raises AirflowApiError with Airflow's own words and is never tried again. A request whose
-    answer was lost, or that failed inside Airflow (its SQLite is locked at times), is not repeated unless it
-    only reads.
+    answer was lost, or that failed inside Airflow (its SQLite is locked at times), raises AirflowUnavailable
+    and is not repeated unless it only reads.
     """
 
     def __init__(
@@ -271,7 +271,8 @@ class AirflowApi:
         if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
             return None
         if not response.is_success:
-            raise AirflowApiError(f"{method} {path}: {response.status_code}: {_detail(response)}")
+            kind = AirflowUnavailable if response.is_server_error else AirflowApiError
+            raise kind(f"{method} {path}: {response.status_code}: {_detail(response)}")
         return response
 
     def _once(self, method: str, path: str, body: Any, query: Mapping[str, Any] | None) -> httpx.Response:
