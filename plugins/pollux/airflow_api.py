@@ -74,7 +74,7 @@ class AirflowApi:
     Connection errors are tried again for some seconds, then raised as AirflowUnavailable; an answer that
     refuses raises AirflowApiError with Airflow's own words and is never tried again. A request whose
     answer was lost, or that failed inside Airflow (its SQLite is locked at times), raises AirflowUnavailable
-    and is not repeated unless it only reads.
+    and is not repeated unless that does no harm.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class AirflowApi:
         )
 
     def set_paused(self, dag_id: str, paused: bool) -> None:
-        self._send("PATCH", _path("dags", dag_id), body={"is_paused": paused})
+        self._send("PATCH", _path("dags", dag_id), body={"is_paused": paused}, repeatable=True)
 
     def import_errors(self) -> Mapping[str, str]:
         """File name -> traceback of every DAG file that Airflow could not read."""
@@ -174,7 +174,7 @@ class AirflowApi:
                 "POST",
                 _path("dags", "~", "dagRuns", "~", "taskInstances", "list"),
                 body=body | page,
-                only_reads=True,
+                repeatable=True,
             )
             items += answer["task_instances"]
             if not answer["task_instances"] or len(items) >= answer["total_entries"]:
@@ -236,9 +236,9 @@ class AirflowApi:
         *,
         body: Any = None,
         query: Mapping[str, Any] | None = None,
-        only_reads: bool = False,
+        repeatable: bool = False,
     ) -> dict[str, Any]:
-        response = self._send(method, path, body=body, query=query, only_reads=only_reads)
+        response = self._send(method, path, body=body, query=query, repeatable=repeatable)
         assert response is not None
         try:
             plain = response.json()
@@ -258,9 +258,9 @@ class AirflowApi:
         body: Any = None,
         query: Mapping[str, Any] | None = None,
         missing_ok: bool = False,
-        only_reads: bool = False,
+        repeatable: bool = False,
     ) -> httpx.Response | None:
-        attempts = _attempts(only_reads=only_reads or method == "GET")
+        attempts = _attempts(repeatable=repeatable or method == "GET")
         try:
             response = attempts(self._once, method, path, body, query)
             if response.status_code == httpx.codes.UNAUTHORIZED:
@@ -291,10 +291,10 @@ class AirflowApi:
         return self._token
 
 
-def _attempts(*, only_reads: bool) -> Retrying:
+def _attempts(*, repeatable: bool) -> Retrying:
     """Repeats what is safe to repeat; in the end the last answer or error is the caller's."""
-    lost = retry_if_exception_type(httpx.TransportError if only_reads else httpx.ConnectError)
-    broken = retry_if_result(lambda response: only_reads and response.is_server_error)
+    lost = retry_if_exception_type(httpx.TransportError if repeatable else httpx.ConnectError)
+    broken = retry_if_result(lambda response: repeatable and response.is_server_error)
     return Retrying(
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_exponential(multiplier=0.2, max=3),

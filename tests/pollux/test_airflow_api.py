@@ -67,6 +67,8 @@ def server() -> Iterator[Server]:
                 if "bad" in body["conf"]:
                     return self.reply(400, {"detail": "bad: not of type integer"})
                 return self.reply(200, RUN | {"dag_run_id": body.get("dag_run_id", "made")})
+            if self.command == "PATCH" and self.path.endswith("/dags/d"):
+                return self.reply(200, {})
             if "/dagRuns?" in self.path:
                 offset = int(self.path.rsplit("offset=", 1)[1])
                 runs = [
@@ -147,6 +149,12 @@ def test_an_action_that_failed_inside_airflow_is_not_repeated(server: Server, ap
     with pytest.raises(AirflowApiError, match="500: Database error"):
         api.trigger("d", {})
     assert len(server.seen) == 1
+
+
+def test_a_pause_is_repeated_since_a_second_one_does_no_harm(server: Server, api: AirflowApi) -> None:
+    server.broken = 2
+    api.set_paused("d", True)
+    assert server.seen == ["PATCH /api/v2/dags/d"] * 3
 
 
 def test_an_action_whose_answer_was_lost_is_not_repeated(server: Server, api: AirflowApi) -> None:
