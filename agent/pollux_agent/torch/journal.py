@@ -1,5 +1,6 @@
 """What one rank writes down about itself: events, and how it ended."""
 
+import logging
 import time
 
 from pollux_agent.protocol import Event, Outcome
@@ -9,6 +10,8 @@ from pollux_agent.records import append_line, write_completion, write_outcome
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.history import History
 from pollux_agent.torch.world import World
+
+logger = logging.getLogger(__name__)
 
 STEP_EVENT_INTERVAL_S = 1.0
 
@@ -31,6 +34,7 @@ class Journal:
         return self._history.step - self._first_step
 
     def event(self, event: EventName, *, batch_size: int = 0, t_unix_s: float | None = None) -> None:
+        """Write an event; where the disk refuses, training goes on without it."""
         if self._settings is None:
             return
         slots = self._settings.slots
@@ -44,7 +48,10 @@ class Journal:
             progress=self._history.progress,
             batch_size=batch_size,
         )
-        append_line(self._settings.folder.events(self._settings.incarnation, self._world.rank), line)
+        try:
+            append_line(self._settings.folder.events(self._settings.incarnation, self._world.rank), line)
+        except OSError as error:
+            logger.warning("the event %s is not written down: %s", event, error)
 
     def step(self, *, batch_size: int) -> None:
         """An optimizer step: the first one is written, then at most one a second."""

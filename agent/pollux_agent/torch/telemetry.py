@@ -1,6 +1,7 @@
 """What rank 0 tells about the job: the report for the scheduler, and figures against progress for people."""
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import History
 from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import BatchPlan
+
+logger = logging.getLogger(__name__)
 
 PROFILE_EVERY_REPORTS = 10
 STOP_TIMEOUT_S, DONE_TIMEOUT_S = 2.0, 15.0
@@ -81,8 +84,15 @@ class Telemetry:
         if new:
             self._reporter.metrics(new, step=step)
             self._history.logged.update(dict.fromkeys(new, step))
+            self._remember()
+
+    def _remember(self) -> None:
+        """Keep what was logged; where the disk refuses, a restart may log some of it again."""
+        try:
             if self._memory is not None:
                 write_atomic(self._memory, json.dumps(self._history.logged).encode())
+        except OSError as error:
+            logger.warning("%s is not written: %s", self._memory, error)
 
     def report(self, state: JobState) -> None:
         """Send the report, and the figures of the time since the last one."""

@@ -286,6 +286,23 @@ def test_state_that_could_not_be_loaded_safely_is_refused_at_once() -> None:
         ElasticJob(model, optimizer, Line(), batch_size=8, stateful={"odd": Odd()})
 
 
+def test_a_disk_that_refuses_events_and_figures_does_not_stop_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = DriverRun(tmp_path)
+    for name, value in environment(run.settings(0)).items():
+        monkeypatch.setenv(name, value)
+    for in_the_way in (run.folder.events(0, 0), run.folder.logged / "x"):
+        in_the_way.mkdir(parents=True)
+    model = linear_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    job = ElasticJob(model, optimizer, Line(), batch_size=4)
+    train(job, optimizer, 1)
+    assert (job.step, run.outcome(0).kind) == (48, "done")
+    assert "the event step is not written down" in caplog.text
+    assert "logged.json is not written" in caplog.text
+
+
 def test_a_job_that_scales_strongly_keeps_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = DriverRun(
         tmp_path, kind="strong_scaling", initial_batch_size=10, max_batch_size=40, max_local_batch_size=4
