@@ -122,7 +122,7 @@ class _Bench:
             time.sleep(_POLL_S)
 
     def steps_after(self, name: str, seconds: float, until_progress: float = inf) -> list[Event]:
-        """The steps of rank 0 from now on, for so many seconds or up to that progress.
+        """All steps of rank 0, so many seconds from now or as soon as that progress is reached.
 
         Raises ClusterError where the progress is not reached in time.
         """
