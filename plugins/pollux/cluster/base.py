@@ -136,8 +136,9 @@ class JobControl(Protocol):
 
         An active job of that id is returned as it is (re-attach); a failed or ended one, or one that was
         asked to stop, waits for GPUs again and resumes from its checkpoint, or from nothing with ``fresh``;
-        a done one is returned as it is unless ``fresh``. Raises Refused with the cause, such as a script
-        that does not exist.
+        a done one is returned as it is unless ``fresh``. A job that is opened again goes on in ``run_id``,
+        another run than before only if somebody deleted that one. Raises Refused with the cause, such as a
+        script that does not exist.
         """
         ...
 

@@ -140,7 +140,7 @@ class MemoryCluster:
                     try_number=old.status.try_number + 1,
                 )
                 self._jobs[job_id] = replace(
-                    old, spec=spec, mlflow_run_id=old.mlflow_run_id or run_id, status=status
+                    old, spec=spec, mlflow_run_id=run_id or old.mlflow_run_id, status=status
                 )
             return self._jobs[job_id]
 

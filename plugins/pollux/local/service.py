@@ -114,7 +114,7 @@ class LocalService:
             )
             state = DriverState(since_unix_s=now_unix_s, message="waits for GPUs")
         else:
-            job, state = _reopened(entry, spec=spec, run_id=run_id, fresh=fresh, now_unix_s=now_unix_s)
+            job, state = _reopened(entry, spec=spec, run_id=run_id, now_unix_s=now_unix_s)
         self._store.save_spec(job_id, spec, script)
         if fresh:
             self._store.ask_fresh(job_id)
@@ -309,13 +309,12 @@ def _is_final(job: ClusterJob) -> bool:
 
 
 def _reopened(
-    entry: _Entry, *, spec: JobSpec, run_id: str | None, fresh: bool, now_unix_s: float
+    entry: _Entry, *, spec: JobSpec, run_id: str | None, now_unix_s: float
 ) -> tuple[ClusterJob, DriverState]:
     """A final job, or one that was asked to stop, as it is after a new submission."""
     job, state = entry.job, entry.driver.state
     status = replace(job.status, stop=None, outcome=None, final=False, try_number=job.status.try_number + 1)
-    recorded = run_id if fresh and run_id else job.mlflow_run_id or run_id
-    job = replace(job, spec=spec, mlflow_run_id=recorded, status=status)
+    job = replace(job, spec=spec, mlflow_run_id=run_id or job.mlflow_run_id, status=status)
     state = replace(state, outcome=None, final=False, fruitless_starts=0, retry_unix_s=0.0)
     if state.phase in FINAL_PHASES:
         state = replace(

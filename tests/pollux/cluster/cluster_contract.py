@@ -228,3 +228,6 @@ class ClusterContract:
         assert (again.status.phase, again.status.try_number) == ("waiting", 2)
         assert (again.allocation.placement, again.mlflow_run_id) == ({}, "run-1")
         assert again.allocation.decision == ended.allocation.decision
+        cluster.stop(job_id, "failed")
+        awaited(lambda: cluster.job(job_id), lambda job: job.status.phase == "ended")
+        assert submit(job_id, run_id="run-2").mlflow_run_id == "run-2"
