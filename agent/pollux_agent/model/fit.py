@@ -89,7 +89,7 @@ def fit_throughput(profile: Profile, *, prior: ThroughputParams | None = None) -
             best, lowest = found.x, float(found.fun)
     if best is None:
         return prior
-    params = _params(_with_node_floor(np.clip(best, lower, upper) * unit, data, prior))
+    params = _params(_with_node_floor(np.clip(best, lower, upper) * unit, data))
     return params if is_sane(params) else prior
 
 
@@ -209,9 +209,9 @@ def _rmsle(error: FloatArray, d_error: FloatArray) -> tuple[float, FloatArray]:
     return root, np.einsum("ij,j", d_error, error) / (len(error) * root)
 
 
-def _with_node_floor(theta: FloatArray, data: _Data, prior: ThroughputParams | None) -> FloatArray:
+def _with_node_floor(theta: FloatArray, data: _Data) -> FloatArray:
     """Several nodes cost at least 1.1 times one, as long as nothing but one node was measured."""
-    if prior is None and not np.any((data.nodes > 1) & (data.replicas > 1)):
+    if not np.any((data.nodes > 1) & (data.replicas > 1)):
         theta[4:6] = np.maximum(theta[4:6], NODE_OVER_LOCAL * theta[2:4])
     return theta
 

@@ -106,8 +106,10 @@ def test_on_one_gpu_synchronisation_is_taken_to_be_free() -> None:
     assert found.alpha_grad == pytest.approx(TRUTH.alpha_grad, rel=0.01)
 
 
-def test_on_one_node_several_nodes_are_taken_to_cost_a_tenth_more() -> None:
-    found = fit_throughput(observe((1, 1, 32), (1, 2, 64), (1, 2, 32)))
+@pytest.mark.parametrize("restarted", [False, True], ids=["at once", "after a restart on more GPUs"])
+def test_on_one_node_several_nodes_are_taken_to_cost_a_tenth_more(restarted: bool) -> None:
+    before = fit_throughput(observe((1, 1, 32), (1, 1, 64))) if restarted else None
+    found = fit_throughput(observe((1, 1, 32), (1, 2, 64), (1, 2, 32)), prior=before)
     assert found is not None
     assert found.alpha_sync_local > 0
     assert found.alpha_sync_node == pytest.approx(1.1 * found.alpha_sync_local)
