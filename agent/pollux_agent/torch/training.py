@@ -130,7 +130,7 @@ class Training:
         self._parts.stepper.abandon()
 
     def stop(self) -> None:
-        """Checkpoint, say so, and end this process."""
+        """Checkpoint, say so, and end this process; alone with the status that a shell has for SIGTERM."""
         self.checkpoint()
         self._parts.journal.event("stop", batch_size=self.plan.batch_size)
         self._parts.journal.outcome("interrupted")
@@ -139,7 +139,7 @@ class Training:
             self._parts.telemetry.profile(self._parts.trained.profiles, self._parts.trained.fits)
         self._parts.telemetry.close(done=False)
         self._parts.world.leave()
-        raise SystemExit(0)
+        raise SystemExit(0 if self._parts.settings is not None else 128 + signal.SIGTERM)
 
     def complete(self) -> None:
         """The last checkpoint, the completion marker, and the end of the run."""

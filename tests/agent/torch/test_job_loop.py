@@ -1,5 +1,7 @@
 """The user's loop under an ElasticJob: what an optimizer step is, and what it leaves alone."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from pollux_agent.errors import CheckpointError, DocumentError
 from pollux_agent.settings import environment
 from pollux_agent.torch import ElasticJob, current_job
+from pollux_agent.torch.checkpoint import CheckpointStore
 
 
 def train(
@@ -224,6 +227,21 @@ def test_alone_a_job_resumes_from_its_checkpoint_folder(tmp_path: Path) -> None:
     assert steps == [(8, 8), (24, 16)]
     for mine, plain in zip(model.parameters(), plain_training(8, 3), strict=True):
         assert torch.allclose(mine, plain, atol=1e-6)
+
+
+def test_alone_a_training_that_is_terminated_does_not_count_as_a_success(tmp_path: Path) -> None:
+    model = linear_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        job = ElasticJob(model, optimizer, Line(), batch_size=8, checkpoint_dir=tmp_path)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(SystemExit) as end:
+            train(job, optimizer, 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert (job.step, len(CheckpointStore(tmp_path).paths())) == (1, 1)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
