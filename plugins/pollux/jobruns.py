@@ -59,7 +59,9 @@ def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
         except UnknownJob:
             continue
         if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
-            store.close_run(record.run_id, _STATUS[job.status.phase], _how_it_ended(job))
+            phase = job.status.phase
+            how = "ended by user" if job.status.stop in ("success", "failed") else phase
+            store.close_run(record.run_id, _STATUS[phase], how=how, message=job.status.message)
             closed.append(job_id)
     return tuple(closed)
 
@@ -74,8 +76,3 @@ def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobReco
     if known is not None and known.run_id == run_id:
         return known
     return store.reopen_run(job.job_id, run_id, unless_finished=bool(job.status.held))
-
-
-def _how_it_ended(job: ClusterJob) -> Mapping[str, str]:
-    phase = "ended by user" if job.status.stop in ("success", "failed") else job.status.phase
-    return {"pollux.end": phase} | ({"pollux.end_message": job.status.message} if job.status.message else {})

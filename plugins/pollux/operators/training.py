@@ -272,7 +272,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         if run_id is None:
             return
         try:
-            self._store(config).close_run(run_id, "FAILED", {"pollux.end": why[:500]})
+            self._store(config).close_run(run_id, "FAILED", how="refused", message=why)
         except StoreError as error:
             self.log.warning("The MLflow run %s stays open: %s", run_id, error)
 

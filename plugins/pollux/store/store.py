@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
+END_TAG, END_MESSAGE_TAG = "pollux.end", "pollux.end_message"
+"""How a run's job ended; a run that is opened again has neither."""
+
+_MAX_MESSAGE_CHARS = 1000
+
 
 class ModelStore:
     """MLflow as one deployment's model store.
@@ -85,14 +90,17 @@ class ModelStore:
                     remarks=(f"not fitted: its MLflow run {run_id} was deleted; restore it in MLflow",),
                 )
             if run.info.status not in ("RUNNING", *(("FINISHED",) if unless_finished else ())):
+                for name in {END_TAG, END_MESSAGE_TAG} & run.data.tags.keys():
+                    client.delete_tag(run_id, name)
                 client.update_run(run_id, status="RUNNING")
         return _record(job_id, run)
 
-    def close_run(self, run_id: str, status: RunStatus, tags: Mapping[str, str] | None = None) -> None:
-        """End a run, with tags that say how."""
+    def close_run(self, run_id: str, status: RunStatus, *, how: str = "", message: str = "") -> None:
+        """End a run, with tags that say how in a word and in a sentence."""
         with self._connection.calling() as client:
-            for name, value in (tags or {}).items():
-                client.set_tag(run_id, name, value)
+            for name, value in ((END_TAG, how), (END_MESSAGE_TAG, message[:_MAX_MESSAGE_CHARS])):
+                if value:
+                    client.set_tag(run_id, name, value)
             client.set_terminated(run_id, status=status)
 
     def record_decision(

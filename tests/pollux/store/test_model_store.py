@@ -133,7 +133,7 @@ def test_more_active_runs_than_mlflow_gives_at_once_are_all_read(
     """The oldest comes first, so a reader that stops at 1000 would miss the newest."""
     insert_runs(mlflow_uri, int(store.experiment_id), 1001)
     closed = store.ensure_run("closed", identity("closed"), SPEC, START_UNIX_S)
-    store.close_run(closed, "FINISHED", {"pollux.end": "done"})
+    store.close_run(closed, "FINISHED", how="done")
     started_s = time.monotonic()
     records = store.reports()
     assert time.monotonic() - started_s < 30
@@ -184,9 +184,11 @@ def test_a_run_that_was_closed_is_opened_again_and_one_that_is_gone_is_named(
     client: MlflowClient, store: ModelStore
 ) -> None:
     run_id = store.ensure_run("one", identity("one"), SPEC, START_UNIX_S)
-    store.close_run(run_id, "FAILED")
+    store.close_run(run_id, "FAILED", how="ended by user", message="stopped on request")
+    assert client.get_run(run_id).data.tags["pollux.end"] == "ended by user"
     assert store.reopen_run("one", run_id).run_id == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
+    assert not [name for name in client.get_run(run_id).data.tags if name.startswith("pollux.end")]
     client.delete_run(run_id)
     assert "deleted" in store.reopen_run("one", run_id).remarks[0]
     assert "gone" in store.reopen_run("one", "0" * 32).remarks[0]
