@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +28,7 @@ def verify_command(
     from pollux.policy import decide
     from pollux.verify import read_record, run_checks
 
+    _warn_if_running(state)
     try:
         checks = run_checks(read_record(state), decide)
     except ConfigError as error:
@@ -42,3 +44,17 @@ def verify_command(
         width = None if sys.stdout.isatty() else PLAIN_WIDTH
         Console(width=width).print(checks_table(checks))
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+def _warn_if_running(state: Path) -> None:
+    from pollux.errors import StackError
+    from pollux.stack.control import is_running
+    from pollux.stack.record import read_record
+
+    with suppress(OSError, StackError):
+        if is_running(read_record(state)):
+            typer.echo(
+                f"warning: the stack in {state} runs, and what is under way looks wrong; "
+                f"stop it first: pollux stack down --state {state}",
+                err=True,
+            )

@@ -1,6 +1,8 @@
 """The ``pollux verify`` command: its table, its JSON and its exit codes."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ import state_builder as build
 from typer.testing import CliRunner
 
 from pollux.cli import app
+from pollux.stack.processes import process_info
+from pollux.stack.record import StackPlan, StackRecord, write_record
 
 
 @pytest.fixture
@@ -34,3 +38,21 @@ def test_another_folder_ends_with_2_and_the_fix(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["verify", str(tmp_path)])
     assert result.exit_code == 2
     assert "jobs/" in result.stderr
+
+
+def test_a_stack_that_runs_is_warned_about(state: Path) -> None:
+    info = process_info(os.getpid())
+    assert info is not None
+    record = StackRecord(
+        phase="ready",
+        plan=StackPlan(state=state),
+        mark="m",
+        airflow_port=8080,
+        mlflow_port=5000,
+        login=state / "login.json",
+        supervisor=info.process,
+    )
+    write_record(record)
+    assert "stop it first" in CliRunner().invoke(app, ["verify", str(state)]).stderr
+    write_record(replace(record, phase="stopped"))
+    assert CliRunner().invoke(app, ["verify", str(state)]).stderr == ""
