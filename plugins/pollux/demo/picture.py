@@ -15,6 +15,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Okabe and Ito's palette, which people with any colour vision can tell apart."""
 
 
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """GPUs of each job from each of ``times_s`` on; ``gpus[i]`` belongs to the i-th job."""
@@ -30,7 +33,7 @@ def stack_of(jobs: Sequence[JobFigures]) -> Stack:
 
 
 def save_picture(path: Path, jobs: Sequence[JobFigures], *, capacity: int, title: str) -> None:
-    """Draw the allocation over time into a PNG file."""
+    """Draw the allocation over time; the file's suffix says in which format."""
     import matplotlib as mpl
 
     mpl.use("Agg")

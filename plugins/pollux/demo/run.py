@@ -18,7 +18,7 @@ from pollux.demo.folder import fresh_folder
 from pollux.demo.follow import Follower, await_dags
 from pollux.demo.jobs import DemoPlan, JobSize, expectations_of, size_jobs
 from pollux.demo.observe import Observer
-from pollux.demo.picture import save_picture
+from pollux.demo.picture import PICTURE_SUFFIXES, save_picture
 from pollux.demo.summary import (
     CheckSummary,
     DemoSummary,
@@ -28,7 +28,7 @@ from pollux.demo.summary import (
 )
 from pollux.demo.timing import time_scripts
 from pollux.demo.view import LiveView
-from pollux.errors import StoreError
+from pollux.errors import ConfigError, StoreError
 from pollux.policy import decide
 from pollux.stack.control import running_stack
 from pollux.stack.memory import MemorySampler
@@ -50,13 +50,24 @@ class Outputs:
     summary: Path
     picture: Path
 
+    def check(self) -> None:
+        """Raise ConfigError for a file that could not be written when the demo is over."""
+        for option, path in (("--summary", self.summary), ("--picture", self.picture)):
+            if path.is_dir() or not path.parent.is_dir():
+                raise ConfigError(f"{option}: {path} is no file in a folder that exists; name one")
+        if self.picture.suffix not in PICTURE_SUFFIXES:
+            known = ", ".join(PICTURE_SUFFIXES)
+            raise ConfigError(f"--picture: {self.picture.name} is no picture; end it with one of {known}")
+
 
 def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console) -> DemoSummary:
     """Run the demo and check it; the stack is gone when this returns or raises.
 
-    Raises ConfigError for a folder that is not the demo's, StackError and DemoError where a phase fails.
+    Raises ConfigError for a folder that is not the demo's or an output that cannot be written, StackError and
+    DemoError where a phase fails.
     """
     began_s = time.monotonic()
+    outputs.check()
     state = fresh_folder(state)
     for path in (outputs.summary, outputs.picture):
         path.unlink(missing_ok=True)

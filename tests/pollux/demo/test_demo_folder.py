@@ -5,8 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pollux.demo.folder import fresh_folder
+from pollux.demo.jobs import quick_plan
+from pollux.demo.run import Outputs, run_demo
 from pollux.errors import ConfigError
 from pollux.stack.processes import process_info
 from pollux.stack.record import StackPlan, StackRecord, read_record, write_record
@@ -57,3 +60,21 @@ def test_a_file_and_a_link_are_refused(tmp_path: Path) -> None:
     for name in ("file", "link"):
         with pytest.raises(ConfigError, match="is no folder"):
             fresh_folder(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("summary", "picture", "option"),
+    [
+        ("nowhere/summary.json", "picture.png", "--summary"),
+        (".", "picture.png", "--summary"),
+        ("summary.json", "nowhere/picture.png", "--picture"),
+        ("summary.json", "picture.txt", "--picture"),
+    ],
+)
+def test_an_output_that_could_not_be_written_is_refused_before_the_demo_begins(
+    tmp_path: Path, summary: str, picture: str, option: str
+) -> None:
+    outputs = Outputs(summary=tmp_path / summary, picture=tmp_path / picture)
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        run_demo(quick_plan(), state=tmp_path / "state", outputs=outputs, console=Console(quiet=True))
+    assert not (tmp_path / "state").exists()
