@@ -82,6 +82,8 @@ class AirflowApi:
     ) -> None:
         self.url = url.rstrip("/")
         self._user, self._password = user, password
+        if transport is None and self.url.startswith("http://"):
+            transport = httpx.HTTPTransport(verify=False)  # no TLS, and certificates take long to load
         self._client = httpx.Client(
             base_url=self.url, timeout=TIMEOUT_S, trust_env=False, transport=transport
         )
