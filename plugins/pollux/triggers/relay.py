@@ -2,6 +2,7 @@
 
 import logging
 import time
+from itertools import count
 from pathlib import Path
 
 from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobControl
@@ -9,6 +10,7 @@ from pollux.errors import ClusterUnavailable, Refused
 from pollux_agent.protocol import Placement
 
 _COMPLAIN_EVERY_S = 60.0
+_MAX_CHUNKS = 8
 
 
 class Relay:
@@ -38,16 +40,22 @@ class Relay:
         try:
             job = self._control.job(self._job_id)
             self._note(job)
-            self._copy_output()
+            self._copy_output(all_of_it=job.status.phase in FINAL_PHASES)
         except ClusterUnavailable as error:
             self._complain(error)
             return None
         self._complained_at_s = None
         return job if job.status.phase in FINAL_PHASES else None
 
-    def _copy_output(self) -> None:
-        """The lines are logged before the cursor is kept: a crash in between repeats a line, loses none."""
-        while True:
+    def _copy_output(self, *, all_of_it: bool) -> None:
+        """The lines are logged before the cursor is kept: a crash in between repeats a line, loses none.
+
+        While the job goes on only so much is copied at a time, so that one that prints without end leaves
+        other jobs their turn.
+        """
+        for turn in count():
+            if turn >= _MAX_CHUNKS and not all_of_it:
+                return
             try:
                 chunk = self._control.logs(self._job_id, self._cursor)
             except Refused as error:

@@ -74,6 +74,15 @@ def test_a_job_that_is_over_is_returned_with_all_of_its_output(caplog: pytest.Lo
     assert printed(caplog) == ["failed: it broke", "a", "b", "c", "d", "e"]
 
 
+def test_a_job_that_prints_without_end_leaves_others_their_turn(caplog: pytest.LogCaptureFixture) -> None:
+    class Chatty(Script):
+        def logs(self, job_id: str, cursor: str = "") -> LogChunk:
+            return LogChunk(lines=("on and on",), cursor=str(int(cursor or 0) + 1))
+
+    assert Relay(Chatty([status(phase="running")]), JOB.job_id, LOG).poll() is None
+    assert 0 < printed(caplog).count("on and on") < 100
+
+
 def test_a_percent_sign_in_the_output_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
     Relay(Script([status(phase="running")], ["100% %s %d"]), JOB.job_id, LOG).poll()
     assert "100% %s %d" in printed(caplog)
