@@ -166,8 +166,8 @@ def render(page: ClusterPage) -> str:
     return (
         f'{head}<p class="note">{decision}; read at {refreshed}</p>{problems}'
         f"<h2>Nodes</h2><table><tr><th>Node</th><th>GPU type</th><th>GPUs held</th></tr>{nodes}</table>"
-        "<h2>Jobs</h2><table><tr><th>Job</th><th>Phase</th><th>GPUs</th><th>Bounds</th><th>Goodput, samples/s"
-        "</th><th>Why</th><th>Restarts</th><th>Age</th><th>MLflow</th></tr>"
+        "<h2>Jobs</h2><table><tr><th>Job</th><th>Phase</th><th>GPUs</th><th>Bounds</th>"
+        "<th>Predicted goodput, samples/s</th><th>Why</th><th>Restarts</th><th>Age</th><th>MLflow</th></tr>"
         f'{jobs}</table><script src="page.js"></script></body></html>'
     )
 

@@ -62,6 +62,10 @@ def _print(snapshot: "Snapshot", decision: "Decision", actions: "tuple[Action, .
         f"to {len(snapshot.jobs)} jobs, objective {decision.objective:.4f}"
     )
     console.print(_decision_table(snapshot, decision))
+    for job in snapshot.jobs:
+        console.print(
+            f"{job.name or job.job_id}: {decision.jobs[job.job_id].reason}", markup=False, highlight=False
+        )
     if actions:
         console.print(_plan_table(actions))
     else:
@@ -72,10 +76,9 @@ def _decision_table(snapshot: "Snapshot", decision: "Decision") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="decision", title_justify="left", show_lines=True)
-    for name in ("job", "now", "gets", "goodput", "speed-up"):
-        table.add_column(name, no_wrap=name not in ("job", "now", "gets"))
-    table.add_column("reason", ratio=1)
+    table = Table(title="decision", title_justify="left")
+    for name in ("job", "now", "gets", "predicted goodput", "speed-up"):
+        table.add_column(name, overflow="fold")
     for job in snapshot.jobs:
         answer = decision.jobs[job.job_id]
         goodput = "" if answer.goodput is None else f"{answer.goodput_now or 0:.4g} -> {answer.goodput:.4g}"
@@ -85,7 +88,6 @@ def _decision_table(snapshot: "Snapshot", decision: "Decision") -> "Table":
             escape(_placement(answer.placement)),
             goodput,
             "" if answer.speedup is None else f"{answer.speedup:.2f}",
-            escape(answer.reason),
         )
     return table
 
