@@ -100,6 +100,13 @@ def processes_of(training: Training) -> list[psutil.Process]:
     return found
 
 
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def is_worker(process: psutil.Process) -> bool:
     return "pollux_agent.torch.worker" in process.cmdline()
 
@@ -322,7 +329,7 @@ def test_a_killed_local_cluster_takes_its_workers_along_and_resumes_them(
     workers = processes_of(watched) + processes_of(late)
     assert len([process for process in workers if is_worker(process)]) == 2
     kill_services(stack, "local")
-    assert not any(process.is_running() for process in workers)
+    assert wait_until(lambda: all(map(is_gone, workers)), 5), "the kernel ends them, and init buries them"
     for training in (watched, late):
         training.wait_for_checkpoint(2)
         (resumed,) = training.steps_of("resume", 2)
