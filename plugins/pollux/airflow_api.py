@@ -2,9 +2,10 @@
 
 import json
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from pollux.errors import AirflowApiError, AirflowUnavailable, ConfigError
+from pollux.errors import AirflowApiError, AirflowConflict, AirflowUnavailable, ConfigError
 
 API = "/api/v2"
 ATTEMPTS = 5
@@ -137,12 +138,25 @@ class AirflowApi:
         items = self._pages("/importErrors", "import_errors")
         return {str(item["filename"]): str(item["stack_trace"]) for item in items}
 
-    def trigger(self, dag_id: str, conf: Mapping[str, Any], *, run_id: str | None = None) -> DagRun:
-        """Start a run now; ``conf`` overrides the DAG's params and is checked against their schema."""
-        body: dict[str, Any] = {"logical_date": None, "conf": dict(conf)}
-        if run_id is not None:
-            body["dag_run_id"] = run_id
-        return _dag_run(self._json("POST", _path("dags", dag_id, "dagRuns"), body=body))
+    def trigger(
+        self, dag_id: str, conf: Mapping[str, Any], *, run_id: str | None = None, exist_ok: bool = False
+    ) -> DagRun:
+        """Start a run now; ``conf`` overrides the DAG's params and is checked against their schema.
+
+        Without ``run_id`` the run gets a name of its own. With ``exist_ok`` a run of that name is the answer
+        if it exists already. Both make it safe to ask again when an answer is lost. Raises AirflowConflict
+        for a name that is taken.
+        """
+        exist_ok |= run_id is None
+        name = run_id or f"manual__{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}__{uuid.uuid4().hex[:8]}"
+        body = {"logical_date": None, "conf": dict(conf), "dag_run_id": name}
+        try:
+            answer = self._json("POST", _path("dags", dag_id, "dagRuns"), body=body, repeatable=exist_ok)
+        except AirflowConflict:
+            if not exist_ok:
+                raise
+            return self.dag_run(dag_id, name)
+        return _dag_run(answer)
 
     def dag_run(self, dag_id: str, run_id: str) -> DagRun:
         return _dag_run(self._json("GET", _path("dags", dag_id, "dagRuns", run_id)))
@@ -273,8 +287,7 @@ class AirflowApi:
         if missing_ok and response.status_code == httpx.codes.NOT_FOUND:
             return None
         if not response.is_success:
-            kind = AirflowUnavailable if response.is_server_error else AirflowApiError
-            raise kind(f"{method} {path}: {response.status_code}: {_detail(response)}")
+            raise _refusal(response)(f"{method} {path}: {response.status_code}: {_detail(response)}")
         return response
 
     def _once(self, method: str, path: str, body: Any, query: Mapping[str, Any] | None) -> httpx.Response:
@@ -287,8 +300,7 @@ class AirflowApi:
                 "/auth/token", json={"username": self._user, "password": self._password}
             )
             if not answer.is_success:
-                kind = AirflowUnavailable if answer.is_server_error else AirflowApiError
-                raise kind(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
+                raise _refusal(answer)(f"log-in as {self._user!r}: {answer.status_code}: {_detail(answer)}")
             self._token, self._token_age = str(answer.json()["access_token"]), time.monotonic()
         return self._token
 
@@ -303,6 +315,12 @@ def _attempts(*, repeatable: bool) -> Retrying:
         retry=lost | broken,
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
     )
+
+
+def _refusal(response: httpx.Response) -> type[AirflowApiError]:
+    if response.is_server_error:
+        return AirflowUnavailable
+    return AirflowConflict if response.status_code == httpx.codes.CONFLICT else AirflowApiError
 
 
 def _path(*parts: str) -> str:

@@ -68,6 +68,10 @@ class AirflowApiError(PolluxError):
     """Airflow's REST API refuses a request and says why."""
 
 
+class AirflowConflict(AirflowApiError):
+    """What Airflow is asked to make is there already."""
+
+
 class AirflowUnavailable(AirflowApiError):
     """Airflow does not answer; the same call may work later."""
 

@@ -51,7 +51,11 @@ def test_nothing_listens_beyond_loopback(stack: Any) -> None:
         for connection in psutil.Process(process.pid).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }
-    assert {address.port for address in addresses} >= {record.airflow_port, record.mlflow_port}
+    assert {address.port for address in addresses} >= {
+        record.airflow_port,
+        record.execution_port,
+        record.mlflow_port,
+    }
     assert {address.ip for address in addresses} <= {"127.0.0.1", "::1"}
     assert stat.S_IMODE((stack.state / "local.sock").stat().st_mode) == 0o600
 

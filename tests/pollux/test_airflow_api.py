@@ -7,25 +7,27 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from pollux.airflow_api import AirflowApi
-from pollux.errors import AirflowApiError, AirflowUnavailable, ConfigError
+from pollux.errors import AirflowApiError, AirflowConflict, AirflowUnavailable, ConfigError
 
 RUN = {"dag_id": "d", "state": "queued", "start_date": None, "end_date": None, "conf": {}}
 
 
 @dataclass
 class Server:
-    """What the server saw and what it shall do: ``drop`` closes that many connections without an answer, and
-    ``broken`` answers that many requests with 500."""
+    """What the server saw and what it shall do: ``drop`` closes that many connections without an answer (of
+    a trigger once the run is made), and ``broken`` answers that many requests with 500."""
 
     url: str = ""
     tokens: int = 0
     drop: int = 0
     broken: int = 0
     total_runs: int = 3
+    runs: set[str] = field(default_factory=set)
     seen: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
 
@@ -53,6 +55,8 @@ def server() -> Iterator[Server]:
             state.bodies.append(body)
             if state.drop:
                 state.drop -= 1
+                if self.command == "POST":
+                    state.runs.add(body["dag_run_id"])
                 self.close_connection = True
                 return None
             if state.broken:
@@ -66,7 +70,13 @@ def server() -> Iterator[Server]:
             if self.command == "POST" and self.path.endswith("/dagRuns"):
                 if "bad" in body["conf"]:
                     return self.reply(400, {"detail": "bad: not of type integer"})
-                return self.reply(200, RUN | {"dag_run_id": body.get("dag_run_id", "made")})
+                if body["dag_run_id"] in state.runs:
+                    return self.reply(409, {"detail": "already exists"})
+                state.runs.add(body["dag_run_id"])
+                return self.reply(200, RUN | {"dag_run_id": body["dag_run_id"]})
+            name = unquote(self.path.rsplit("/", 1)[1])
+            if self.command == "GET" and name in state.runs:
+                return self.reply(200, RUN | {"dag_run_id": name})
             if self.command == "PATCH" and self.path.endswith("/dags/d"):
                 return self.reply(200, {})
             if "/dagRuns?" in self.path:
@@ -120,9 +130,9 @@ def test_a_refusal_is_raised_in_airflows_words(api: AirflowApi) -> None:
 
 
 def test_an_expired_token_is_renewed_once(server: Server, api: AirflowApi) -> None:
-    api.trigger("d", {})
+    api.trigger("d", {}, run_id="one")
     server.tokens += 1
-    assert api.trigger("d", {}).run_id == "made"
+    assert api.trigger("d", {}, run_id="two").run_id == "two"
     assert server.tokens == 3
 
 
@@ -147,7 +157,7 @@ def test_reading_is_repeated_after_an_error_inside_airflow(server: Server, api: 
 def test_an_action_that_failed_inside_airflow_is_not_repeated(server: Server, api: AirflowApi) -> None:
     server.broken = 1
     with pytest.raises(AirflowApiError, match="500: Database error"):
-        api.trigger("d", {})
+        api.trigger("d", {}, run_id="mine")
     assert len(server.seen) == 1
 
 
@@ -160,8 +170,23 @@ def test_a_pause_is_repeated_since_a_second_one_does_no_harm(server: Server, api
 def test_an_action_whose_answer_was_lost_is_not_repeated(server: Server, api: AirflowApi) -> None:
     server.drop = 1
     with pytest.raises(AirflowUnavailable):
-        api.trigger("d", {})
+        api.trigger("d", {}, run_id="mine")
     assert len(server.seen) == 1
+
+
+def test_a_run_without_a_name_is_made_once_however_often_answers_are_lost(
+    server: Server, api: AirflowApi
+) -> None:
+    server.drop, server.broken = 2, 1
+    run = api.trigger("d", {})
+    assert server.runs == {run.run_id}
+    assert api.trigger("d", {}).run_id != run.run_id
+
+
+def test_a_name_that_is_taken_is_refused(api: AirflowApi) -> None:
+    api.trigger("d", {}, run_id="mine")
+    with pytest.raises(AirflowConflict, match="409: already exists"):
+        api.trigger("d", {}, run_id="mine")
 
 
 def test_what_airflow_does_not_know_is_none_or_an_error(api: AirflowApi) -> None:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pollux.airflow_api import AirflowApi
 from pollux.demo.jobs import SCHEDULE_DAG, TASK, TRAIN_DAG, DemoJob, DemoPlan, JobSize
@@ -120,18 +119,9 @@ class Follower:
             return
         job = self._plan.jobs[len(self._runs)]
         form = job.form(epochs=self._sizes[job.name].epochs, max_gpus=self._capacity)
-        self._runs[job.name] = self._trigger(job, form)
+        run = self._api.trigger(TRAIN_DAG, form, run_id=job.run_id, exist_ok=True)
+        self._runs[job.name] = run.state
         self._submitted_s = time.monotonic()
-
-    def _trigger(self, job: DemoJob, form: Mapping[str, Any]) -> str:
-        """Start the job's DAG run; one whose answer was lost is found instead."""
-        try:
-            return self._api.trigger(TRAIN_DAG, form, run_id=job.run_id).state
-        except AirflowApiError:
-            made = [run for run in self._api.dag_runs(TRAIN_DAG) if run.run_id == job.run_id]
-            if not made:
-                raise
-            return made[0].state
 
     def _ask_airflow(self) -> None:
         for job in self._plan.jobs[: len(self._runs)]:

@@ -86,7 +86,8 @@ class ComponentState:
 class StackRecord:
     """``stack.json``. ``mark`` is in the environment of every process; ``login`` is the log-in file.
 
-    ``boot`` is the run of the machine in which its processes have their numbers.
+    ``boot`` is the run of the machine in which its processes have their numbers; ``execution_port`` is where
+    Airflow's task processes report.
     """
 
     schema: Literal[1] = 1
@@ -94,6 +95,7 @@ class StackRecord:
     plan: StackPlan
     mark: str
     airflow_port: Port
+    execution_port: Port
     mlflow_port: Port
     login: Path
     supervisor: ProcessId
@@ -106,6 +108,10 @@ class StackRecord:
     @property
     def airflow_url(self) -> str:
         return f"http://127.0.0.1:{self.airflow_port}"
+
+    @property
+    def execution_url(self) -> str:
+        return f"http://127.0.0.1:{self.execution_port}/execution/"
 
     @property
     def mlflow_url(self) -> str:

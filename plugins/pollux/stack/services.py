@@ -19,6 +19,8 @@ ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
 _LOCK_WAIT_S = 30
 """How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy host."""
+_API_LOCK_WAIT_S = 8
+"""The same for the server of REST API and UI, see :func:`_airflow`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,27 +127,54 @@ def _mlflow(record: StackRecord) -> Service:
 
 
 def _airflow(record: StackRecord) -> tuple[Service, ...]:
-    environ = base_environment(record) | _small() | airflow_settings(record)
-    airflow = (sys.executable, "-m", "airflow")
+    """Airflow's components. REST API and UI have a server of their own, apart from that of the tasks.
 
-    def service(name: str, *arguments: str, component: str) -> Service:
+    Airflow 3.3 writes its audit log in the event loop of the server, which also ends the transactions of the
+    requests that it serves. With SQLite's one writer these two can wait for each other, until the wait for
+    the lock ends and a request fails. Apart, tasks never wait so; a person's request may, if another comes at
+    the same moment, and then for a short time.
+    """
+    environ = base_environment(record) | _small() | airflow_settings(record)
+
+    def service(name: str, *arguments: str, ready: Callable[[], bool], **settings: str) -> Service:
         return Service(
             name=name,
-            command=(*airflow, *arguments),
-            environ=environ,
-            ready=lambda: airflow_health(record.airflow_url).get(component) == "healthy",
+            command=(sys.executable, "-m", "airflow", *arguments),
+            environ=environ | settings,
+            ready=ready,
             after=("airflow-migrate",),
             grace_s=10.0,
         )
 
-    migrate = Service(name="airflow-migrate", command=(*airflow, "db", "migrate"), environ=environ, once=True)
+    def healthy(component: str) -> Callable[[], bool]:
+        return lambda: airflow_health(record.airflow_url).get(component) == "healthy"
+
     return (
-        migrate,
-        service("airflow-api-server", "api-server", component="metadatabase"),
-        service("airflow-scheduler", "scheduler", "--skip-serve-logs", component="scheduler"),
-        service("airflow-dag-processor", "dag-processor", component="dag_processor"),
-        service("airflow-triggerer", "triggerer", "--skip-serve-logs", component="triggerer"),
+        Service(
+            name="airflow-migrate",
+            command=(sys.executable, "-m", "airflow", "db", "migrate"),
+            environ=environ,
+            once=True,
+        ),
+        service(
+            "airflow-api-server",
+            *("api-server", "--apps", "core"),
+            ready=healthy("metadatabase"),
+            AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=_database(record, _API_LOCK_WAIT_S),
+        ),
+        service(
+            "airflow-execution-api",
+            *("api-server", "--apps", "execution", "--port", str(record.execution_port)),
+            ready=lambda: _answers(f"{record.execution_url}health"),
+        ),
+        service("airflow-scheduler", "scheduler", "--skip-serve-logs", ready=healthy("scheduler")),
+        service("airflow-dag-processor", "dag-processor", ready=healthy("dag_processor")),
+        service("airflow-triggerer", "triggerer", "--skip-serve-logs", ready=healthy("triggerer")),
     )
+
+
+def _database(record: StackRecord, lock_wait_s: int) -> str:
+    return f"sqlite:///{record.plan.state / 'airflow' / 'airflow.db'}?timeout={lock_wait_s}"
 
 
 def airflow_settings(record: StackRecord) -> dict[str, str]:
@@ -160,7 +189,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "plugins_folder": str(home / "plugins"),
             "simple_auth_manager_users": f"{ADMIN}:admin",
             "simple_auth_manager_passwords_file": str(record.login),
-            "execution_api_server_url": f"{record.airflow_url}/execution/",
+            "execution_api_server_url": record.execution_url,
         },
         "api": {
             "host": LOOPBACK,
@@ -169,7 +198,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "workers": "1",
             "expose_stacktrace": "False",
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout={_LOCK_WAIT_S}"},
+        "database": {"sql_alchemy_conn": _database(record, _LOCK_WAIT_S)},
         "dag_processor": {
             "refresh_interval": "5",
             "min_file_process_interval": "30",

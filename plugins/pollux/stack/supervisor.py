@@ -228,6 +228,7 @@ def new_record(plan: StackPlan) -> StackRecord:
         plan=plan,
         mark=uuid.uuid4().hex,
         airflow_port=plan.airflow_port or free_port(old.airflow_port if old else None),
+        execution_port=free_port(old.execution_port if old else None),
         mlflow_port=plan.mlflow_port or free_port(old.mlflow_port if old else None),
         login=plan.state / "airflow" / "login.json",
         supervisor=me,

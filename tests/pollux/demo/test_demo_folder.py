@@ -42,6 +42,7 @@ def test_a_folder_in_which_a_stack_runs_is_left_alone(tmp_path: Path) -> None:
         plan=StackPlan(state=folder),
         mark="m",
         airflow_port=8080,
+        execution_port=9090,
         mlflow_port=5000,
         login=folder / "login.json",
         supervisor=info.process,

@@ -117,6 +117,7 @@ def make_record(state: Path) -> StackRecord:
         plan=StackPlan(state=state, interval_s=5.0, slot_cap=0.5),
         mark="0123",
         airflow_port=18080,
+        execution_port=9090,
         mlflow_port=15000,
         login=state / "airflow" / "login.json",
         supervisor=me,

@@ -48,6 +48,7 @@ def test_a_stack_that_runs_is_warned_about(state: Path) -> None:
         plan=StackPlan(state=state),
         mark="m",
         airflow_port=8080,
+        execution_port=9090,
         mlflow_port=5000,
         login=state / "login.json",
         supervisor=info.process,
