@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,16 @@ def test_a_form_that_breaks_its_schema_is_refused_in_airflows_words(stack: Any) 
     assert wait_until(lambda: stack.api.dag("pollux_train") is not None, WAIT_S)
     with pytest.raises(AirflowApiError, match=r"POST /dags/pollux_train/dagRuns: 400"):
         stack.api.trigger("pollux_train", {"min_gpus": "many"})
+
+
+def test_requests_that_come_at_once_are_all_served(stack: Any) -> None:
+    def unpause(times: int) -> None:
+        with AirflowApi.from_login(stack.airflow_url, stack.record.login) as api:
+            for _ in range(times):
+                api.set_paused("pollux_train", False)
+
+    with ThreadPoolExecutor(3) as people:
+        assert list(people.map(unpause, [4] * 3)) == [None] * 3
 
 
 def test_an_airflow_that_is_not_there_is_unavailable() -> None:

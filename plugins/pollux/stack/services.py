@@ -19,7 +19,7 @@ ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
 _LOCK_WAIT_S = 30
 """How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy host."""
-_API_LOCK_WAIT_S = 8
+_API_LOCK_WAIT_S = 3
 """The same for the server of REST API and UI, see :func:`_airflow`."""
 
 
