@@ -26,6 +26,7 @@ def demo_command(
     quick: Annotated[
         bool, typer.Option("--quick", help="Two short jobs and a decision every 5 s instead.")
     ] = False,
+    only: Annotated[str | None, typer.Option(help="The name of one job that shall train alone.")] = None,
 ) -> None:
     """Three real trainings share a small cluster under Airflow; the run checks itself.
 
@@ -42,6 +43,11 @@ def demo_command(
     plan = quick_plan() if quick else demo_plan()
     if minutes is not None:
         plan = replace(plan, seconds_alone=minutes * 60)
+    if only is not None:
+        try:
+            plan = plan.only(only)
+        except ConfigError as error:
+            _fail(error, 2)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _interrupt_once)
     try:

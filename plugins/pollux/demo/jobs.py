@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from pollux.demo.sizing import Growth, Timing, epochs_for, seconds_alone
+from pollux.errors import ConfigError
 from pollux.local.nodes import DEFAULT_NODES, LocalNode, LocalNodes
 from pollux.verify import Expectation, Expectations
 from pollux_agent.protocol import JobSpec, ScalingRule
@@ -80,6 +81,15 @@ class DemoPlan:
     stall_s: float = 180.0
     time_limit_s: float = 720.0
     memory_limit_bytes: float = 6e9
+
+    def only(self, name: str) -> Self:
+        """The same with one of its jobs; raises ConfigError for a name that none has."""
+        jobs = tuple(job for job in self.jobs if job.name == name)
+        if not jobs:
+            raise ConfigError(
+                f"--only: no job is named {name!r}; {' or '.join(job.name for job in self.jobs)}"
+            )
+        return replace(self, jobs=jobs)
 
 
 DIGITS = DemoJob(

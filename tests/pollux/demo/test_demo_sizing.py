@@ -15,6 +15,7 @@ from pollux.demo.sizing import (
     stepping_seconds,
     timing_from,
 )
+from pollux.errors import ConfigError
 from pollux_agent.protocol import Event
 
 MINUTELY = Growth(interval_s=60.0, max_slots=4)
@@ -102,3 +103,10 @@ def test_a_job_lasts_as_planned_but_never_trains_less_than_its_target_needs() ->
         assert 180 <= size.alone_s <= 300
         assert size.target_progress == size.epochs * 45.0
         assert size_jobs(plan, slow)[job.name].epochs == job.min_epochs
+
+
+def test_one_job_of_the_demo_can_train_alone() -> None:
+    plan = demo_plan()
+    assert [job.name for job in plan.only("language-model").jobs] == ["language-model"]
+    with pytest.raises(ConfigError, match="--only: no job is named 'lm'; digits or language-model"):
+        plan.only("lm")

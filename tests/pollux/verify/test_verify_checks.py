@@ -261,6 +261,12 @@ def test_a_run_without_a_shrink_and_a_grow_fails(tmp_path: Path) -> None:
     assert failed(state)["resizes"] == "the policy never grew a job"
 
 
+def test_a_job_that_trains_alone_has_nobody_to_shrink_for(state: Path) -> None:
+    shutil.rmtree(state / "jobs" / FIRST)
+    (state / "expectations.json").unlink()
+    assert "resizes" not in failed(state)
+
+
 def test_the_last_line_of_a_killed_worker_may_be_torn(state: Path) -> None:
     path = state / "jobs" / FIRST / "events-0-3.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
