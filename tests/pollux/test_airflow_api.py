@@ -183,6 +183,13 @@ def test_a_run_without_a_name_is_made_once_however_often_answers_are_lost(
     assert api.trigger("d", {}).run_id != run.run_id
 
 
+def test_a_run_of_a_given_name_may_be_there_already(server: Server, api: AirflowApi) -> None:
+    server.drop = 1
+    for _ in range(2):
+        assert api.trigger("d", {}, run_id="mine", exist_ok=True).run_id == "mine"
+    assert server.runs == {"mine"}
+
+
 def test_a_name_that_is_taken_is_refused(api: AirflowApi) -> None:
     api.trigger("d", {}, run_id="mine")
     with pytest.raises(AirflowConflict, match="409: already exists"):

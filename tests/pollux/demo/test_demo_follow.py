@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pollux.airflow_api import DagRun
-from pollux.demo.follow import Follower, Watchdog, Watching, is_due
+from pollux.demo.follow import Watchdog, Watching, is_due
 from pollux.demo.jobs import demo_plan, expectations_of, quick_plan
 from pollux.demo.observe import ClusterNow, JobView
 from pollux.demo.view import PlainLines, render
-from pollux.errors import AirflowUnavailable, DemoError
+from pollux.errors import DemoError
 
 
 def view(**changes: object) -> JobView:
@@ -61,35 +60,6 @@ def test_the_watchdog_barks_after_the_time_without_any_change(tmp_path: Path) ->
     watchdog.feed(2, 359.0)
     with pytest.raises(DemoError, match=f"while training: no progress for 180 s.*{tmp_path}"):
         watchdog.feed(2, 360.0)
-
-
-class Forgetful:
-    """An Airflow that makes a run or fails to, and whose answer is lost either way."""
-
-    def __init__(self, *, makes: bool) -> None:
-        self.runs: list[DagRun] = []
-        self.makes = makes
-
-    def trigger(self, dag_id: str, conf: dict[str, object], *, run_id: str) -> DagRun:
-        if self.makes:
-            run = DagRun(dag_id=dag_id, run_id=run_id, state="queued", started=None, ended=None, conf=conf)
-            self.runs.append(run)
-        raise AirflowUnavailable("POST dagRuns: 500: database is locked")
-
-    def dag_runs(self, dag_id: str) -> tuple[DagRun, ...]:
-        return tuple(self.runs)
-
-
-@pytest.mark.parametrize("makes", [True, False])
-def test_a_run_whose_answer_was_lost_is_found_and_never_made_twice(tmp_path: Path, makes: bool) -> None:
-    airflow, plan = Forgetful(makes=makes), demo_plan()
-    follower = Follower(plan, airflow, observer=None, sizes={}, state=tmp_path)
-    if makes:
-        assert follower._trigger(plan.jobs[0], {}) == "queued"
-    else:
-        with pytest.raises(AirflowUnavailable):
-            follower._trigger(plan.jobs[0], {})
-    assert len(airflow.runs) == int(makes)
 
 
 def watching(job: JobView, *, decision: int = 7) -> Watching:
