@@ -129,8 +129,8 @@ def quick_plan() -> DemoPlan:
         nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
         interval_s=5.0,
         report_interval_s=2.0,
-        seconds_alone=65.0,
-        patience_s=60.0,
+        seconds_alone=80.0,
+        patience_s=70.0,
     )
 
 
