@@ -13,7 +13,7 @@ from pollux.errors import StackError
 from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
 from pollux.stack.processes import is_alive, wait_until
-from pollux.stack.record import StackRecord, read_record
+from pollux.stack.record import StackPlan, StackRecord, read_record
 
 TOY = Path(__file__).with_name("toy_supervisor.py")
 WAIT_S = 30.0
@@ -134,6 +134,31 @@ def test_a_second_supervisor_is_refused(tmp_path: Path, toy: subprocess.Popen[by
     assert read_record(tmp_path) == first
 
 
+def test_two_starts_at_once_leave_one_stack_that_both_tell_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked before either had begun; the supervisor of the second is refused."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def overtaken(plan: StackPlan, *, tethered: bool) -> subprocess.Popen[bytes]:
+        for _ in range(2):
+            started.append(subprocess.Popen([sys.executable, str(TOY), str(plan.state)]))
+            await_record(tmp_path, is_ready)
+        return started[-1]
+
+    monkeypatch.setattr(control, "_spawn", overtaken)
+    try:
+        record = control.up(StackPlan(state=tmp_path, dags=tmp_path, scripts=tmp_path), tethered=False)
+        assert record.supervisor.pid == started[0].pid
+        assert started[1].wait(WAIT_S) == 1
+        assert control.is_running(read_record(tmp_path))
+    finally:
+        control.down(tmp_path)
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:
     processes = stack_processes(await_record(tmp_path, is_ready))
     with MemorySampler(tmp_path) as sampler:
@@ -145,7 +170,6 @@ def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subproces
 
 def test_up_refuses_a_folder_of_dags_that_does_not_exist(tmp_path: Path) -> None:
     from pollux.errors import ConfigError
-    from pollux.stack.record import StackPlan
 
     plan = StackPlan(state=tmp_path / "state", dags=tmp_path / "nowhere", scripts=tmp_path)
     with pytest.raises(ConfigError, match=r"--dags: .*nowhere is no folder"):
