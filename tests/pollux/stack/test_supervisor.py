@@ -1,6 +1,7 @@
 """The supervisor over real small processes: start order, restarts, and that nothing stays behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,25 @@ def test_a_service_that_is_killed_is_started_again_without_its_children(
     assert again.phase == after.phase == "ready"
     assert not is_alive(before.process)
     assert "breeder: ended with signal SIGKILL" not in control.tail(after.components["breeder"].log)
+
+
+def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    """As on a full disk, just when a service is killed."""
+    before = await_record(tmp_path, is_ready).components["fragile"]
+    assert before.process is not None
+    (tmp_path / "fragile.up").unlink()
+    (tmp_path / "stack.json").unlink()
+    (tmp_path / "stack.json" / "in-the-way").mkdir(parents=True)
+    try:
+        os.kill(before.process.pid, signal.SIGKILL)
+        assert wait_until((tmp_path / "fragile.up").exists, WAIT_S), "it is started again"
+        assert toy.poll() is None
+    finally:
+        shutil.rmtree(tmp_path / "stack.json")
+    after = await_record(tmp_path, lambda record: record.components["fragile"].restarts == 1)
+    assert after.phase == "ready"
 
 
 @pytest.mark.slow
