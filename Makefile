@@ -22,7 +22,7 @@ $(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plug
 	@touch $@
 
 demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 12 minutes)
-	@exec $(BIN)/pollux demo --state $(STATE)/demo
+	@exec $(BIN)/pollux demo --state "$(STATE)/demo"
 
 test: setup  ## all tests, a short run through the real stack included; choose with PYTEST_ARGS="-m 'not e2e'"
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -38,14 +38,15 @@ format: setup  ## let ruff format the code and sort the imports
 	@$(BIN)/ruff format .
 
 up: setup  ## start Airflow, MLflow and the local cluster, and keep them running; ports: UP_ARGS="--airflow-port 8080"
-	@exec $(BIN)/pollux stack up --state $(STATE)/stack --detach $(UP_ARGS)
+	@exec $(BIN)/pollux stack up --state "$(STATE)/stack" --detach $(UP_ARGS)
 
 down:  ## stop what `make up` started
-	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/stack; else echo "nothing to stop: $(VENV) is not there"; fi
+	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state "$(STATE)/stack"; else echo "nothing to stop: $(VENV) is not there"; fi
 
 clean: down  ## stop the stack and remove its state; the environment stays
-	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state $(STATE)/demo; fi
-	rm -rf $(STATE)
+	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state "$(STATE)/demo"; fi
+	rm -rf "$(STATE)/stack" "$(STATE)/demo"
+	@if [ -d "$(STATE)" ]; then rmdir --ignore-fail-on-non-empty "$(STATE)"; fi
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 distclean: clean  ## clean, and remove .venv too

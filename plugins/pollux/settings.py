@@ -13,6 +13,9 @@ from pollux.errors import ConfigError
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, from_plain
 
+MAX_INTERVAL_S = 86_400.0
+"""A day; far larger numbers are no times that Airflow could keep."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Settings:
@@ -30,11 +33,11 @@ class Settings:
     state: Path
     deployment: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "airflow"
     cluster: Literal["local", "kubernetes"] = "local"
-    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    interval_s: Annotated[float, Field(gt=0, le=MAX_INTERVAL_S)] = 60.0
     policy: str = "pollux"
     fairness_p: float = -1.0
     seed: Annotated[int, Field(ge=0)] = 0
-    free_wait_s: Annotated[float, Field(ge=0)] = 20.0
+    free_wait_s: Annotated[float, Field(ge=0, le=MAX_INTERVAL_S)] = 20.0
     shadow: bool = False
     keep_decisions: Annotated[int, Field(ge=1)] | None = None
     scripts: Path | None = None

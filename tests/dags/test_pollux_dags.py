@@ -84,6 +84,8 @@ def test_every_field_is_explained(dags: DagBag) -> None:
         ("arguments", [0.1]),
         ("initial_batch_size", 0),
         ("initial_batch_size", "32"),
+        ("initial_batch_size", 2**31),
+        ("epochs", 10**30),
         ("max_batch_size", 0),
         ("max_local_batch_size", 1.5),
         ("min_gpus", -1),

@@ -7,7 +7,7 @@ from typing import Protocol
 from pollux_agent.driver.machine import FINAL_PHASES, Action, Kill, Seen, Signal, Start, Timing, turn
 from pollux_agent.driver.records import completion, highest_step, log_tail, outcomes
 from pollux_agent.driver.state import DriverState, StopReason
-from pollux_agent.protocol import Allocation, JobFolder, Placement
+from pollux_agent.protocol import Allocation, DriverEvent, JobFolder, Placement
 from pollux_agent.records import append_line
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,14 @@ class Driver:
         self._workers = workers
         self._save = save
         self._timing = timing
+        self._unwritten: list[DriverEvent] = []
 
     def tick(self, *, now_unix_s: float, allocation: Allocation, stop: StopReason | None) -> DriverState:
-        """Bring the job nearer to its allocation, or to its end."""
+        """Bring the job nearer to its allocation, or to its end.
+
+        Raises OSError where the new state cannot be kept, and nothing was done; or where events could not be
+        written down, which is done at a later tick.
+        """
         for _ in range(_MAX_TURNS):
             before = self.state
             seen = self._observe(now_unix_s, allocation, stop)
@@ -71,16 +76,22 @@ class Driver:
             if answer.state != before:
                 self._save(answer.state)
             self.state = answer.state
-            for event in answer.events:
-                append_line(self._folder.driver_events, event)
-                logger.info("%s: %s %s", self._folder.root.name, event.event, event.message)
+            self._unwritten += answer.events
             if before.placement and not self.state.placement:
                 self._workers.release()
             for action in answer.actions:
                 self._do(action)
             if self.state.phase == before.phase or self.state.phase in FINAL_PHASES:
                 break
+        self._write_down()
         return self.state
+
+    def _write_down(self) -> None:
+        while self._unwritten:
+            event = self._unwritten[0]
+            append_line(self._folder.driver_events, event)
+            logger.info("%s: %s %s", self._folder.root.name, event.event, event.message)
+            del self._unwritten[0]
 
     def _do(self, action: Action) -> None:
         match action:

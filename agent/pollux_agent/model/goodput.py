@@ -13,6 +13,8 @@ IntArray = NDArray[np.int64]
 _DENSE_STEPS = 32
 _STEP_RATIO = 1.1
 _SPARE_STEPS = 4
+_MAX_NEAR = 128
+"""Neighbours looked at on each side, so that no limits, however odd, need much time or memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,7 @@ class GoodputModel:
         For given s, 1 / GOODPUT is convex in 1 / m (T_iter is convex in m), so goodput has one peak in m
         and bisection finds it. A larger s than M needs only adds overhead, so s runs up to what the limit
         needs and a few more (for the rounding): every value, or a geometric row and then the best one's
-        neighbours.
+        neighbours, of many an even selection first.
         """
         limits = self.limits
         safe = np.maximum(replicas, 1)
@@ -155,9 +157,12 @@ class GoodputModel:
         steps = np.minimum(first[:, None] + offsets, last[:, None])
         local, steps, value = self._best_of(nodes, replicas, steps)
         gap = int(np.max(np.diff(offsets), initial=1)) - 1
-        if gap:
-            near = np.clip(steps[:, None] + np.arange(-gap, gap + 1), first[:, None], last[:, None])
+        while gap > 0:
+            count = min(gap, _MAX_NEAR)
+            reach = np.linspace(-gap, gap, 2 * count + 1).round().astype(np.int64)
+            near = np.clip(steps[:, None] + reach, first[:, None], last[:, None])
             local, steps, value = self._best_of(nodes, replicas, near)
+            gap = int(np.max(np.diff(reach))) - 1
         return local, steps, value
 
     def _best_of(

@@ -134,9 +134,14 @@ def _outcome(settings: WorkerSettings, rank: int, kind: OutcomeKind, error: Base
         step=getattr(job, "step", 0),
         steps_taken=getattr(job, "steps_taken", 0),
         progress=getattr(job, "progress", 0.0),
-        error=f"{name}{error}".strip()[:_MAX_ERROR_CHARS],
-        traceback=text[-_MAX_TRACEBACK_CHARS:],
+        error=_readable(f"{name}{error}").strip()[:_MAX_ERROR_CHARS],
+        traceback=_readable(text)[-_MAX_TRACEBACK_CHARS:],
     )
+
+
+def _readable(text: str) -> str:
+    """The text without lone surrogates, which names of files that are no UTF-8 hold and no JSON may."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

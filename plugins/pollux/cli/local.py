@@ -96,7 +96,7 @@ def submit(
     from pollux_agent.protocol import JobSpec, decode
 
     with _explained():
-        job_spec = decode(JobSpec, spec.read_bytes())
+        job_spec = decode(JobSpec, _spec_file(spec))
         identity = JobIdentity(
             deployment="cli", dag_id="cli", run_id=job_id or job_spec.name, task_id="submit"
         )
@@ -206,6 +206,15 @@ def bench(
     )
     _write(as_json, plain, text)
     raise typer.Exit(0 if result.ok else 1)
+
+
+def _spec_file(path: Path) -> bytes:
+    from pollux.errors import ConfigError
+
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"SPEC: {path} cannot be read ({error}); name a job spec as JSON") from None
 
 
 def _cluster(state: Path) -> "LocalCluster":

@@ -39,6 +39,13 @@ def solve(
     except (OSError, UnicodeDecodeError, DocumentError, ConfigError) as error:
         typer.echo(f"{snapshot_file}: {error}", err=True)
         raise typer.Exit(2) from None
+    except MemoryError:
+        gpus = sum(node.gpus for node in snapshot.nodes)
+        what = f"{len(snapshot.jobs)} jobs on {gpus} GPUs of {len(snapshot.nodes)} nodes"
+        typer.echo(
+            f"{snapshot_file}: {what} need more memory than there is; try it on a larger machine", err=True
+        )
+        raise typer.Exit(1) from None
     try:
         actions = plan(snapshot, decision)
     except DecisionError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli import app
-from pollux.errors import StackError
+from pollux.errors import ConfigError, StackError
 
 if TYPE_CHECKING:
     from pollux.stack.record import StackRecord
@@ -47,6 +47,7 @@ def up(
     from pollux.stack import control
     from pollux.stack.progress import StartProgress
     from pollux.stack.record import StackPlan, read_record
+    from pollux_agent.errors import DocumentError
     from pollux_agent.protocol import from_plain
 
     plain: dict[str, Any] = {
@@ -61,17 +62,17 @@ def up(
         **({"dags": dags} if dags else {}),
     }
     signal.signal(signal.SIGTERM, _interrupt)
+    was_running = False
     try:
         plan = from_plain(StackPlan, plain)
         was_running = control.is_running(read_record(plan.state))
         with StartProgress(enabled=not as_json and not was_running) as progress:
             record = control.up(plan, tethered=not detach, follow=progress)
-    except ValueError as error:
-        _fail(error, 2)
-    except StackError as error:
-        _fail(error, 1)
+    except (ConfigError, DocumentError, StackError) as error:
+        _fail(error)
     except KeyboardInterrupt:
-        _stop(state)
+        if not was_running:
+            _stop(state)
         raise typer.Exit(1) from None
     _show(record, as_json=as_json, was_running=was_running)
     if not detach and not was_running:
@@ -93,8 +94,8 @@ def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> N
 
     try:
         record = read_record(state)
-    except StackError as error:
-        _fail(error, 1)
+    except (ConfigError, StackError) as error:
+        _fail(error)
     if record is None or not control.is_running(record):
         phase = (
             record.phase if record is not None and record.phase in ("stopped", "failed") else "not running"
@@ -159,7 +160,7 @@ def _until_interrupted(record: "StackRecord") -> None:
         return
     last = read_record(record.plan.state)
     if last is not None and last.phase == "failed":
-        _fail(StackError(last.error), 1)
+        _fail(StackError(last.error))
 
 
 def _stop(state: Path) -> bool:
@@ -171,8 +172,8 @@ def _stop(state: Path) -> bool:
         sys.stdout.write("stopping the stack ...\n")
         sys.stdout.flush()
         stopped = control.down(state)
-    except StackError as error:
-        _fail(error, 1)
+    except (ConfigError, StackError) as error:
+        _fail(error)
     finally:
         signal.signal(signal.SIGINT, before)
     if stopped:
@@ -188,6 +189,7 @@ def _write(as_json: bool, plain: dict[str, Any], text: str) -> None:
     sys.stdout.write((json.dumps(plain) if as_json else text) + "\n")
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception) -> None:
+    """End with 2 where the input is wrong, with 1 where something else is."""
     sys.stderr.write(f"error: {error}\n")
-    raise typer.Exit(code)
+    raise typer.Exit(2 if isinstance(error, ValueError) else 1)

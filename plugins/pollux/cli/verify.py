@@ -47,11 +47,11 @@ def verify_command(
 
 
 def _warn_if_running(state: Path) -> None:
-    from pollux.errors import StackError
+    from pollux.errors import PolluxError
     from pollux.stack.control import is_running
     from pollux.stack.record import read_record
 
-    with suppress(OSError, StackError):
+    with suppress(PolluxError):
         if is_running(read_record(state)):
             typer.echo(
                 f"warning: the stack in {state} runs, and what is under way looks wrong; "

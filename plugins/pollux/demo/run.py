@@ -68,7 +68,11 @@ def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console)
     """
     began_s = time.monotonic()
     outputs.check()
-    state = fresh_folder(state)
+    with fresh_folder(state) as folder:
+        return _run(plan, folder, outputs, console, began_s)
+
+
+def _run(plan: DemoPlan, state: Path, outputs: Outputs, console: Console, began_s: float) -> DemoSummary:
     for path in (outputs.summary, outputs.picture):
         path.unlink(missing_ok=True)
     write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan)).encode())

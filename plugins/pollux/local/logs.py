@@ -1,13 +1,18 @@
 """Workers' logs: written up to a limit, and read on from a cursor, whole lines only."""
 
 import fcntl
+import logging
 import os
 import re
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 from pollux.cluster.base import LogChunk
 from pollux.errors import Refused
 from pollux_agent.protocol import JobFolder
+
+logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 64 * 1024 * 1024
 _MAX_READ_BYTES = 256 * 1024
@@ -29,8 +34,12 @@ class LogPipe:
             fcntl.fcntl(self._read, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
             pass
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(path, "ab")
+        except OSError as error:
+            logger.error("%s cannot be written, so what is printed is lost: %s", path, error)
+            self._file = FileIO(os.devnull, "ab")
         self._left = max_bytes
         self._ends_line = True
 
@@ -58,22 +67,24 @@ class LogPipe:
         """The last of it; an unfinished line is finished."""
         self.drain()
         if not self._ends_line:
-            self._file.write(b"\n")
+            self._write(b"\n")
         os.close(self._read)
         if self.write_end >= 0:
             os.close(self.write_end)
         self._file.close()
 
     def _write(self, data: bytes) -> None:
+        """What the disk does not take is lost; the job goes on."""
         if self._left <= 0:
             return
         kept = data[: self._left]
-        self._file.write(kept)
         self._left -= len(kept)
         self._ends_line = kept.endswith(b"\n")
         if self._left <= 0:
-            self._file.write((b"" if self._ends_line else b"\n") + _NOTE)
+            kept += (b"" if self._ends_line else b"\n") + _NOTE
             self._ends_line = True
+        with suppress(OSError):
+            self._file.write(kept)
 
 
 def read_logs(folder: JobFolder, cursor: str) -> LogChunk:

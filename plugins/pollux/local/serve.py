@@ -58,7 +58,12 @@ def serve(options: ServeOptions) -> None:
     """
     if options.cluster is not None and not options.cluster.is_file():
         raise ConfigError(f"cluster: {options.cluster} is no file; name an existing cluster file")
-    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"--state: {options.state} cannot be made ({error}); name a folder of yours"
+        ) from None
     with _only_one(options.state):
         nodes = read_nodes(options.cluster or options.state / "cluster.json")
         share = slot_share(

@@ -270,10 +270,10 @@ class LocalService:
         """The script's path; raises Refused naming field, value and fix."""
         if _JOB_ID.fullmatch(job_id) is None:
             raise Refused(f"job_id: {job_id[:80]!r} is no DNS label; use a-z, 0-9 and '-', 63 at most")
-        script = self._scripts / Path(spec.script).expanduser()
-        if not script.is_file():
+        script = _file(self._scripts, spec.script)
+        if script is None:
             raise Refused(
-                f"script: there is no file {str(script)!r}; name an existing Python file, "
+                f"script: there is no file {spec.script[:200]!r}; name an existing Python file, "
                 f"relative to {str(self._scripts)!r} or absolute"
             )
         slots = Counter[str]()
@@ -289,7 +289,7 @@ class LocalService:
                 f"min_gpus: {spec.min_gpus}, but the cluster has {max(usable)} of one type that the job may "
                 f"use; lower it to {max(usable)} or less"
             )
-        return script.resolve()
+        return script
 
     def _check_placement(self, spec: JobSpec, placement: Placement) -> None:
         for name, gpus in placement.items():
@@ -302,6 +302,15 @@ class LocalService:
             raise Refused(
                 f"placement: {total} GPUs for a job of {spec.min_gpus} to {spec.max_gpus}; give as many, or 0"
             )
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    """The file of that name, None also where no file can have it: too long, or in the home of nobody."""
+    try:
+        path = folder / Path(name).expanduser()
+        return path.resolve() if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def _is_final(job: ClusterJob) -> bool:

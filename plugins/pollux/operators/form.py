@@ -5,8 +5,8 @@ from typing import Any
 
 from airflow.sdk import Param
 
-_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}
-_MAYBE_COUNT: dict[str, Any] = {"type": ["null", "integer"], "minimum": 1}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+_MAYBE_COUNT: dict[str, Any] = {**_COUNT, "type": ["null", "integer"]}
 
 
 def job_form() -> dict[str, Param]:

@@ -15,7 +15,14 @@ from pollux.stack import tether
 from pollux.stack.guard import GRACE_S
 from pollux.stack.ports import is_free
 from pollux.stack.processes import ProcessId, is_alive, kill, send, wait_until
-from pollux.stack.record import StackPlan, StackRecord, read_record, stack_lock, write_record
+from pollux.stack.record import (
+    StackPlan,
+    StackRecord,
+    make_state_folder,
+    read_record,
+    stack_lock,
+    write_record,
+)
 from pollux.stack.services import log_path
 from pollux.stack.supervisor import START_TIMEOUT_S
 from pollux_agent.protocol import encode
@@ -42,15 +49,15 @@ def up(
 ) -> StackRecord:
     """Make sure that the stack of ``plan.state`` runs; returns when it is ready.
 
-    One that runs already is left as it is. With ``tethered`` the stack ends when this process does.
-    ``follow`` is called with each new state of the start. Raises ConfigError for a bad plan and StackError,
-    with the end of the guilty log, when the stack does not start.
+    One that runs already, or that another call starts meanwhile, is left as it is. With ``tethered`` the
+    stack ends when this process does. ``follow`` is called with each new state of the start. Raises
+    ConfigError for a bad plan and StackError, with the end of the guilty log, when the stack does not start.
     """
     plan.check()
     plan = replace(
         plan, state=plan.state.absolute(), dags=plan.dags.absolute(), scripts=plan.scripts.absolute()
     )
-    plan.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_state_folder(plan.state)
     record = read_record(plan.state)
     if not is_running(record):
         _await_end(plan.state, record)
@@ -61,7 +68,9 @@ def up(
         except BaseException:
             child.terminate()
             child.wait(STOP_TIMEOUT_S)
-            _await_end(plan.state, read_record(plan.state))
+            record = read_record(plan.state)
+            if record is not None and record.supervisor.pid == child.pid:
+                _await_end(plan.state, record)
             raise
     return _follow(plan.state, None, follow, timeout_s)
 
@@ -119,7 +128,10 @@ def _follow(
         ended = child is not None and child.poll() is not None
         record = read_record(state)
         if child is not None and (record is None or record.supervisor.pid != child.pid):
-            record = None
+            if ended and is_running(record):
+                child, ended = None, False
+            else:
+                record = None
         if record is not None:
             if follow is not None:
                 follow(record)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pollux.errors import StackError
+from pollux.errors import PolluxError
 from pollux.stack.processes import ProcessId, members
 from pollux.stack.record import StackRecord, read_record
 
@@ -65,7 +65,7 @@ class MemorySampler:
         while True:
             try:
                 record = read_record(self._state)
-            except StackError:
+            except PolluxError:
                 record = None
             if record is not None:
                 self.peak_bytes = max(self.peak_bytes, total_bytes(stack_processes(record)))

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 import pollux
 from pollux.errors import ConfigError, StackError
 from pollux.local.nodes import read_nodes
+from pollux.settings import MAX_INTERVAL_S
 from pollux.stack.processes import ProcessId, this_boot
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
@@ -43,7 +44,7 @@ class StackPlan:
     cluster: Path | None = None
     dags: Path = Field(default_factory=lambda: _project() / "dags")
     scripts: Path = Field(default_factory=lambda: _project() / "agent" / "examples")
-    interval_s: Annotated[float, Field(gt=0)] = 60.0
+    interval_s: Annotated[float, Field(ge=1, le=MAX_INTERVAL_S)] = 60.0
     slot_cap: Annotated[float, Field(ge=0.01, le=1)] | None = None
     report_interval_s: Annotated[float, Field(ge=0.1)] | None = None
     checkpoint_interval_s: Annotated[float, Field(ge=0.1)] | None = None
@@ -51,7 +52,10 @@ class StackPlan:
     mlflow_port: Port | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for a folder that is not there, a bad cluster file, or too long a state path."""
+        """Raise ConfigError for a folder that is not there, a bad cluster file, or an impossible path."""
+        for option, path in (("--state", self.state), ("--dags", self.dags), ("--cluster", self.cluster)):
+            if path is not None and not _is_text(path):
+                raise ConfigError(f"{option}: {str(path)!r} is no UTF-8; name a path that is")
         for option, path, hint in (
             ("--dags", self.dags, "the folder of the project's DAG files"),
             ("--scripts", self.scripts, "the folder of training scripts"),
@@ -125,6 +129,25 @@ class StackRecord:
         return tuple(state.process for state in self.components.values() if state.process is not None)
 
 
+def _is_text(path: Path) -> bool:
+    """Whether the path can be written down in JSON; one of arbitrary bytes cannot."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def make_state_folder(state: Path) -> None:
+    """Make the folder, for its owner alone, if it is not there; raises ConfigError where that cannot be."""
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--state: {state} cannot be made ({error}); name a folder of yours") from None
+    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"--state: nothing can be written in {state}; name a folder of yours")
+
+
 def record_path(state: Path) -> Path:
     return state / "stack.json"
 
@@ -132,12 +155,15 @@ def record_path(state: Path) -> Path:
 def read_record(state: Path) -> StackRecord | None:
     """The record of the stack in ``state``; None if none was ever started there.
 
-    Raises StackError where the file is not a record.
+    Raises ConfigError where it cannot be read, such as under a path that is no folder, and StackError where
+    the file is not a record.
     """
     try:
         return decode(StackRecord, record_path(state).read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(f"--state: {state} cannot be read ({error}); name a stack's state folder") from None
     except DocumentError as error:
         raise StackError(f"{record_path(state)}: {error}; stop its processes and remove the file") from None
 

@@ -94,7 +94,10 @@ class Running:
 
 
 class Supervisor:
-    """Runs services until told to stop; every change of theirs is in the record before the next tick."""
+    """Runs services until told to stop; every change of theirs is in the record before the next tick.
+
+    A disk that refuses the record, or a machine that refuses a process, is tried again and ends nothing.
+    """
 
     def __init__(self, record: StackRecord, wanted: tuple[Service, ...], *, start_timeout_s: float) -> None:
         self.record = record
@@ -104,6 +107,7 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._next_probe_s = 0.0
         self._stop = False
+        self._unpublished = False
 
     def stop(self) -> None:
         """Ask for the end; safe in a signal handler."""
@@ -142,7 +146,7 @@ class Supervisor:
             self._reap(running, now_s)
         for running in self._running.values():
             if self._due(running, now_s):
-                running.start(self.record.mark)
+                self._start(running, now_s)
                 self._publish(self.record.phase)
         if now_s >= self._next_probe_s:
             for running in self._running.values():
@@ -153,8 +157,17 @@ class Supervisor:
         if all_ready and self.record.phase == "starting":
             log.info("all services are ready")
             self._publish("ready")
-        elif self._states() != before:
+        elif self._unpublished or self._states() != before:
             self._publish(self.record.phase)
+
+    def _start(self, running: Running, now_s: float) -> None:
+        try:
+            running.start(self.record.mark)
+        except OSError as error:
+            if self.record.phase == "starting":
+                raise StackError(f"{running.service.name}: could not be started: {error}") from error
+            running.ended(now_s, self.record.mark)
+            log.error("%s: could not be started: %s", running.service.name, error)
 
     def _reap(self, running: Running, now_s: float) -> None:
         if running.child is None or (code := running.child.poll()) is None:
@@ -215,7 +228,14 @@ class Supervisor:
             components=self._states(),
             since_unix_s=since_unix_s or time.time(),
         )
-        write_record(self.record)
+        try:
+            write_record(self.record)
+        except OSError as error:
+            if not self._unpublished:
+                log.error("the record cannot be written: %s", error)
+            self._unpublished = True
+        else:
+            self._unpublished = False
 
 
 def new_record(plan: StackPlan) -> StackRecord:

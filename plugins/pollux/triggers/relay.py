@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from pollux_agent.protocol import Placement
 
 _COMPLAIN_EVERY_S = 60.0
 _MAX_CHUNKS = 8
+_MAX_LOGGED_CHARS = 256 * 1024
+_MAX_LAST_CHARS = 64 * 1024
+"""Airflow's log takes some hundred lines a second, for all tasks of a triggerer together; of what was printed
+since the last look more than this is left out, but for the last of it."""
 
 
 class Relay:
@@ -50,9 +55,18 @@ class Relay:
     def _copy_output(self, *, all_of_it: bool) -> None:
         """The lines are logged before the cursor is kept: a crash in between repeats a line, loses none.
 
-        While the job goes on only so much is copied at a time, so that one that prints without end leaves
+        While the job goes on only so much is read at a time, so that one that prints without end leaves
         other jobs their turn.
         """
+        page = _Page(self._log)
+        try:
+            self._read_on(page, all_of_it=all_of_it)
+        finally:
+            if page.is_full:
+                page.end()
+                _write(self._cursor_file, self._cursor)
+
+    def _read_on(self, page: "_Page", *, all_of_it: bool) -> None:
         for turn in count():
             if turn >= _MAX_CHUNKS and not all_of_it:
                 return
@@ -65,10 +79,11 @@ class Relay:
                 self._cursor = ""
                 continue
             for line in chunk.lines:
-                self._log.info("%s", line)
+                page.add(line)
             if chunk.cursor != self._cursor:
                 self._cursor = chunk.cursor
-                _write(self._cursor_file, chunk.cursor)
+                if not page.is_full:
+                    _write(self._cursor_file, chunk.cursor)
             if not chunk.lines:
                 return
 
@@ -82,6 +97,42 @@ class Relay:
         if self._complained_at_s is None or now_s - self._complained_at_s >= _COMPLAIN_EVERY_S:
             self._complained_at_s = now_s
             self._log.warning("The cluster does not answer, still watching %s: %s", self._job_id, error)
+
+
+class _Page:
+    """Lines of one look: logged at once while there is room, and of those beyond it the last at the end."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._room = _MAX_LOGGED_CHARS
+        self._last: deque[str] = deque()
+        self._last_chars = 0
+        self._left_out = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._room <= 0
+
+    def add(self, line: str) -> None:
+        if not self.is_full:
+            self._log.info("%s", line)
+            self._room -= len(line) + 1
+            return
+        self._last.append(line)
+        self._last_chars += len(line) + 1
+        while self._last_chars > _MAX_LAST_CHARS and len(self._last) > 1:
+            self._last_chars -= len(self._last.popleft()) + 1
+            self._left_out += 1
+
+    def end(self) -> None:
+        if self._left_out:
+            self._log.warning(
+                "%d lines are left out here, too many for this log; see logs in the job's folder, or "
+                "`pollux local logs`",
+                self._left_out,
+            )
+        for line in self._last:
+            self._log.info("%s", line)
 
 
 def changes(before: ClusterJob | None, now: ClusterJob) -> list[str]:

@@ -1,5 +1,6 @@
 """The best batch split against exhaustive search, and the limits that it must keep."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -74,6 +75,22 @@ def test_the_best_split_is_within_half_a_percent_of_all_splits(
     for row, nodes in enumerate((1, 2)):
         for column, replicas in enumerate(REPLICAS):
             assert found[row, column] >= 0.995 * exhaustive(model, nodes, replicas)
+
+
+@pytest.mark.parametrize("most", [100_000, 2**31 - 1])
+def test_limits_far_apart_cost_neither_memory_nor_the_best_split(most: int) -> None:
+    """One sample a GPU at a time and a huge total: as many accumulation steps are possible."""
+    bounds = BatchLimits(initial_batch_size=1, max_batch_size=most, max_local_batch_size=1)
+    model = GoodputModel(PARAMS, 1e5, bounds)
+    tracemalloc.start()
+    found = model.best(1, np.array(REPLICAS)).goodput
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 20e6
+    steps = np.arange(1, 100_000)
+    for replicas, goodput in zip(REPLICAS, found, strict=True):
+        legal = replicas * (steps + 1) <= most
+        assert goodput >= 0.995 * np.max(model.goodput(1, replicas, 1, steps), where=legal, initial=0.0)
 
 
 @given(params=params, noise=exponent(-1, 6), limits=limits, adaptive=st.booleans(), fitted=st.booleans())

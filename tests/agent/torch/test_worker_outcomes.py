@@ -7,8 +7,10 @@ import pytest
 import torch.distributed as dist
 
 from pollux_agent.errors import ScriptError
+from pollux_agent.protocol import Outcome, decode
+from pollux_agent.settings import WorkerSettings, environment
 from pollux_agent.torch.network import interface_towards
-from pollux_agent.torch.worker import lost_contact, run_script
+from pollux_agent.torch.worker import lost_contact, main, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +76,29 @@ def test_only_losing_a_peer_counts_as_an_interruption(error: Exception, want: bo
 
 def test_loopback_has_the_interface_lo() -> None:
     assert interface_towards("127.0.0.1") == "lo"
+
+
+def test_an_error_with_a_name_that_is_no_utf_8_is_an_outcome_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a file that os.listdir found."""
+    script = tmp_path / "script.py"
+    script.write_text("open('caf\\udce9.csv')\n")
+    settings = WorkerSettings(
+        job_id="job",
+        job_dir=tmp_path,
+        incarnation=1,
+        node="node-0",
+        slots=(0,),
+        placement={"node-0": 1},
+        node_rank=0,
+        rendezvous="127.0.0.1:1",
+        gpu_type="gpu",
+    )
+    for name, value in {**environment(settings), "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert main([str(script)]) == 1
+    outcome = decode(Outcome, settings.folder.outcome(1, 0).read_bytes())
+    assert outcome.kind == "failed"
+    assert outcome.error.startswith("FileNotFoundError: ")
+    assert "caf" in outcome.traceback

@@ -1,6 +1,8 @@
 """``pollux solve``: a saved snapshot in, decision and plan out, and clear words for a bad file."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,23 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"decision": 1,')
     half = CliRunner().invoke(app, ["solve", str(tmp_path / "half.json")])
     assert (half.exit_code, "Invalid JSON" in half.stderr) == (2, True)
+
+
+def test_a_snapshot_that_no_memory_holds_is_refused_in_words(saved: Path) -> None:
+    nodes = [{"name": f"n{number}", "gpus": 1024} for number in range(2000)]
+    saved.write_text(json.dumps(to_plain(snapshot()) | {"nodes": nodes}), encoding="utf-8")
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)); "
+        "from pollux.cli import app; app()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", limited, "solve", str(saved)],
+        env={"OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 1
+    assert "2048000 GPUs of 2000 nodes need more memory" in run.stderr
+    assert "Traceback" not in run.stderr

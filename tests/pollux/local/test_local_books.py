@@ -186,6 +186,14 @@ def test_a_log_has_a_limit_and_says_so(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_a_full_disk_costs_output_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "1-a.log").symlink_to("/dev/full")
+    for pipe in (LogPipe(tmp_path / "1-a.log"), LogPipe(Path("/dev/full/logs/1-b.log"))):
+        os.write(pipe.write_end, b"half a line")
+        pipe.drain()
+        pipe.close()
+
+
 def test_a_job_that_prints_without_end_does_not_hold_up_the_service(tmp_path: Path) -> None:
     pipe = LogPipe(tmp_path / "1-a.log", max_bytes=10)
     with subprocess.Popen(["yes"], stdout=pipe.write_end) as endless:

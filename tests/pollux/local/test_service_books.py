@@ -15,7 +15,7 @@ from pollux.local.slots import Slots
 from pollux.local.store import JobStore
 from pollux.local.workers import Site, WorkerOptions
 from pollux_agent.driver import DriverState, Timing
-from pollux_agent.protocol import Allocation, JobSpec
+from pollux_agent.protocol import Allocation, DriverEvent, JobSpec, decode
 
 SPEC = JobSpec(name="job", script="train.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=4)
 
@@ -65,6 +65,33 @@ def test_a_job_whose_files_cannot_be_written_harms_no_other(service: LocalServic
     broken.rmdir()
     service.tick(3.0)
     assert service.job("a", 3.0).status.acted_decision == 1
+
+
+def test_slots_come_free_also_where_neither_events_nor_logs_can_be_written(
+    service: LocalService, tmp_path: Path
+) -> None:
+    """As on a full disk; what the driver did is written down once that is possible."""
+    folder = tmp_path / "jobs" / "a"
+    events, logs = folder / "driver.jsonl", folder / "logs"
+    before = events.read_text()
+    events.unlink()
+    events.mkdir()
+    logs.symlink_to("/dev/full")
+    service.patch_allocation("a", expected=0, allocation=Allocation(decision=1, placement={"node-0": 1}))
+
+    def phase() -> str:
+        service.tick(time.time())
+        return service.job("a", time.time()).status.phase
+
+    awaited(phase, lambda phase: phase == "failed")
+    assert service.held() == {}
+    events.rmdir()
+    events.write_text(before)
+    service.tick(time.time())
+    written = [decode(DriverEvent, line).event for line in events.read_text().splitlines()]
+    assert written == ["submit", "allocate", "start", "exit", "end"]
+    assert service.job("a", time.time()).status.phase == "failed"
+    assert service.view(time.time()).jobs[0].job_id == "b"
 
 
 def test_where_there_are_no_cpu_groups_nothing_of_a_job_outlives_its_launcher(

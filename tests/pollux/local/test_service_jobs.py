@@ -180,6 +180,8 @@ def test_a_script_deaf_to_signals_is_gone_within_seconds_of_mark_failed(service:
     ("change", "field"),
     [
         pytest.param({"script": "nowhere.py"}, "script", id="a script that does not exist"),
+        pytest.param({"script": "~nobody-of-that-name/train.py"}, "script", id="a script in nobody's home"),
+        pytest.param({"script": "x" * 5000}, "script", id="a script whose name no file can have"),
         pytest.param({"min_gpus": 5, "max_gpus": 8}, "min_gpus", id="more GPUs than the cluster has"),
         pytest.param({"gpu_types": ("h100",)}, "gpu_types", id="a GPU type that it lacks"),
     ],

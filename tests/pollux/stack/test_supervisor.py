@@ -1,6 +1,7 @@
 """The supervisor over real small processes: start order, restarts, and that nothing stays behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pollux.errors import StackError
 from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
 from pollux.stack.processes import is_alive, wait_until
-from pollux.stack.record import StackRecord, read_record
+from pollux.stack.record import StackPlan, StackRecord, read_record
 
 TOY = Path(__file__).with_name("toy_supervisor.py")
 WAIT_S = 30.0
@@ -100,6 +101,25 @@ def test_a_service_that_is_killed_is_started_again_without_its_children(
     assert "breeder: ended with signal SIGKILL" not in control.tail(after.components["breeder"].log)
 
 
+def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
+    tmp_path: Path, toy: subprocess.Popen[bytes]
+) -> None:
+    """As on a full disk, just when a service is killed."""
+    before = await_record(tmp_path, is_ready).components["fragile"]
+    assert before.process is not None
+    (tmp_path / "fragile.up").unlink()
+    (tmp_path / "stack.json").unlink()
+    (tmp_path / "stack.json" / "in-the-way").mkdir(parents=True)
+    try:
+        os.kill(before.process.pid, signal.SIGKILL)
+        assert wait_until((tmp_path / "fragile.up").exists, WAIT_S), "it is started again"
+        assert toy.poll() is None
+    finally:
+        shutil.rmtree(tmp_path / "stack.json")
+    after = await_record(tmp_path, lambda record: record.components["fragile"].restarts == 1)
+    assert after.phase == "ready"
+
+
 @pytest.mark.slow
 def test_a_service_that_keeps_ending_stops_the_stack_and_names_its_log(
     tmp_path: Path, toy: subprocess.Popen[bytes]
@@ -134,6 +154,31 @@ def test_a_second_supervisor_is_refused(tmp_path: Path, toy: subprocess.Popen[by
     assert read_record(tmp_path) == first
 
 
+def test_two_starts_at_once_leave_one_stack_that_both_tell_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked before either had begun; the supervisor of the second is refused."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def overtaken(plan: StackPlan, *, tethered: bool) -> subprocess.Popen[bytes]:
+        for _ in range(2):
+            started.append(subprocess.Popen([sys.executable, str(TOY), str(plan.state)]))
+            await_record(tmp_path, is_ready)
+        return started[-1]
+
+    monkeypatch.setattr(control, "_spawn", overtaken)
+    try:
+        record = control.up(StackPlan(state=tmp_path, dags=tmp_path, scripts=tmp_path), tethered=False)
+        assert record.supervisor.pid == started[0].pid
+        assert started[1].wait(WAIT_S) == 1
+        assert control.is_running(read_record(tmp_path))
+    finally:
+        control.down(tmp_path)
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:
     processes = stack_processes(await_record(tmp_path, is_ready))
     with MemorySampler(tmp_path) as sampler:
@@ -145,7 +190,6 @@ def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subproces
 
 def test_up_refuses_a_folder_of_dags_that_does_not_exist(tmp_path: Path) -> None:
     from pollux.errors import ConfigError
-    from pollux.stack.record import StackPlan
 
     plan = StackPlan(state=tmp_path / "state", dags=tmp_path / "nowhere", scripts=tmp_path)
     with pytest.raises(ConfigError, match=r"--dags: .*nowhere is no folder"):

@@ -83,6 +83,22 @@ def test_a_job_that_prints_without_end_leaves_others_their_turn(caplog: pytest.L
     assert 0 < printed(caplog).count("on and on") < 100
 
 
+def test_of_far_too_much_output_the_first_and_the_last_lines_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"{number:06} {'x' * 993}" for number in range(2000)]
+    cursor = tmp_path / "relayed.cursor"
+    job = Relay(Script([status(phase="done")], lines), JOB.job_id, LOG, cursor_file=cursor).poll()
+    assert job is not None
+    texts = printed(caplog)
+    assert texts[1] == lines[0]
+    assert texts[-1] == lines[-1]
+    assert sum(map(len, texts)) < 400_000
+    (note,) = (text for text in texts if "lines are left out here" in text)
+    assert int(note.split()[0]) == len(lines) - (len(texts) - 2)
+    assert cursor.read_text() == "2000"
+
+
 def test_a_percent_sign_in_the_output_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
     Relay(Script([status(phase="running")], ["100% %s %d"]), JOB.job_id, LOG).poll()
     assert "100% %s %d" in printed(caplog)
