@@ -22,6 +22,9 @@ Bools = NDArray[np.bool_]
 SPEEDUP_FLOOR = 1e-3
 """Added to every SPEEDUP, so that a job without GPUs counts for little instead of making the mean 0."""
 
+_FAIRNESS_P = -1.0
+"""Default of p; Pollux section 4.2."""
+
 _DIGITS = 9
 _LEAST_AGE_S = 1.0
 
@@ -205,7 +208,7 @@ def formulate(snapshot: Snapshot) -> Problem:
         fair=_fair_goodput(goodput, fair_gpus, capacity, node_type),
         fair_gpus=fair_gpus,
         factor=np.array([realloc_factor(job) for job in jobs]),
-        fairness_p=snapshot.policy.fairness_p,
+        fairness_p=_FAIRNESS_P if snapshot.policy.fairness_p is None else snapshot.policy.fairness_p,
     )
 
 
