@@ -32,6 +32,18 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Oracle:
+    """What nobody can know of a running job, for baselines that are oracles by definition.
+
+    ``step_time_s`` are the true seconds of a step at the job's batch size on 1, 2, ... GPUs packed on as few
+    nodes as can be; ``remaining_steps`` is how many steps it will still take.
+    """
+
+    step_time_s: tuple[Annotated[float, Field(gt=0)], ...]
+    remaining_steps: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Job:
     """One active job (running or waiting) at the time of the snapshot.
 
@@ -47,7 +59,8 @@ class Job:
     ``reserved_until_unix_s`` the job has first claim on its ``min_gpus``. ``priority`` says how much the job
     counts and ``team`` whose quota it uses. ``model`` names what is trained. ``estimator`` says what its
     goodput is: of a training, the throughput of batch inference, or whether inference of one batch meets
-    ``latency_limit_s`` (Sia section 3.4).
+    ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in simulations only, and
+    :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
     """
 
     job_id: str
@@ -83,6 +96,7 @@ class Job:
     model: str = ""
     estimator: Estimator = "training"
     latency_limit_s: Seconds | None = None
+    oracle: Oracle | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -100,13 +114,15 @@ class PolicySettings:
     """What an operator of the cluster may turn: the policy's name and its knobs.
 
     ``fairness_p`` None is the policy's own default. Of sia (section 3.4): ``no_allocation_penalty`` is
-    lambda, and without ``restart_discount`` a change costs nothing.
+    lambda, and without ``restart_discount`` a change costs nothing. With ``avoid_interference`` a node serves
+    at most one job that spans nodes (Pollux section 4.2.1).
     """
 
     name: str = "pollux"
     fairness_p: float | None = None
     no_allocation_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.1
     restart_discount: bool = True
+    avoid_interference: bool = True
     population: SearchSize = 100
     generations: SearchSize = 100
     seed: Count = 0
