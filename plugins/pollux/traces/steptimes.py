@@ -39,7 +39,8 @@ class StepTimes:
             .groupby("shape")
         }
         means = placements.groupby(_AT, as_index=False)[_TIMES].mean()
-        points = pd.concat([means, scalability[_AT + _TIMES]]).groupby(_AT, as_index=False)[_TIMES].mean()
+        points = pd.concat([means, scalability[_AT + _TIMES]])
+        points = points.groupby(_AT, as_index=False, sort=False)[_TIMES].mean()  # the order decides on ties
         self.max_nodes = int(points["num_nodes"].max())
         self._points: Floats = points[_AT].to_numpy()
         self._values: Floats = points[_TIMES].to_numpy()
