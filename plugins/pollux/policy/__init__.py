@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pollux.errors import ConfigError
-from pollux.policy import fifo, fixed, optimus, pollux, sia, tiresias
+from pollux.policy import fifo, fixed, optimus, ours, pollux, sia, tiresias
 from pollux.snapshot import Decision, Snapshot
 
 POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
     "pollux": pollux.decide,
     "sia": sia.decide,
+    "ours": ours.decide,
     "fifo-fixed": fixed.decide,
     "fifo": fifo.decide,
     "tiresias": tiresias.decide,

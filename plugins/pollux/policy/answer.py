@@ -56,6 +56,7 @@ def answer(
             speedup=goodput / options.fair,
             factor=factor,
             pinned=present.pinned,
+            fitted=options.fitted,
             fair_gpus=options.fair_gpus,
         ),
     )

@@ -60,7 +60,8 @@ class Options:
 
     ``width`` is 0 within a node, else the size of the nodes that are taken whole. ``keeps`` marks what the
     job holds now. Rows bound what options take together: option ``entry_option[i]`` takes ``entry_amount[i]``
-    of ``limit[entry_row[i]]``. ``fair`` (J) is a job's goodput on its fair share.
+    of ``limit[entry_row[i]]``. ``fair`` and ``now`` (J) are a job's goodput on its fair share and today,
+    ``fitted`` (J) says whether they are in samples per second.
     """
 
     hardware: Hardware
@@ -79,6 +80,7 @@ class Options:
     fair: Floats
     fair_gpus: int
     now: Floats
+    fitted: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ def options_of(snapshot: Snapshot, *, padded: bool = False) -> Options:
         fair=np.where(fair > 0, fair, 1.0),
         fair_gpus=fair_gpus,
         now=np.where(present.gpus > 0, now, 0.0),
+        fitted=models.known,
     )
 
 

@@ -25,7 +25,8 @@ class Facts:
     """What the sentences tell; arrays (J).
 
     GPUs ``before`` and ``after``, whether the placement ``moved``, ``speedup_now`` and ``speedup`` against
-    the fair share of ``fair_gpus``, the ``factor`` that a change costs, and which jobs are ``pinned``.
+    the fair share of ``fair_gpus``, the ``factor`` that a change costs, which jobs are ``pinned``, and which
+    are ``fitted``.
     """
 
     before: Ints
@@ -35,6 +36,7 @@ class Facts:
     speedup: Floats
     factor: Floats
     pinned: Bools
+    fitted: Bools
     fair_gpus: int
 
 
@@ -51,6 +53,7 @@ def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
             speedup=speedup,
             factor=problem.factor,
             pinned=problem.pinned,
+            fitted=np.array([is_fitted(job) for job in snapshot.jobs], dtype=np.bool_),
             fair_gpus=problem.fair_gpus,
         ),
     )
@@ -66,7 +69,7 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
     job, moved = snapshot.jobs[row], bool(facts.moved[row])
     before, after = int(facts.before[row]), int(facts.after[row])
     now, then = facts.speedup_now[row], facts.speedup[row]
-    fitted = is_fitted(job)
+    fitted = bool(facts.fitted[row])
     parts = [_headline(job, snapshot, before, after, moved=moved)]
     if before or after:
         parts.append(

@@ -11,7 +11,6 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.policy.models import job_params
 from pollux.snapshot import Job
 from pollux_agent.model.throughput import MAX_GAMMA, MAX_SANE_S, MIN_GAMMA, MIN_SANE_S, ThroughputParams
 
@@ -32,8 +31,8 @@ class Models:
     ``params`` (J, T, 7) in the order of :class:`ThroughputParams`; ``noise`` (J) in samples, huge where
     every sample counts; ``initial``, ``largest`` (J) total batch sizes, ``low``, ``high`` (J) samples per
     GPU; ``tuned`` (J) whether the batch size may change; ``single`` (J) whether one GPU needs accumulation to
-    train above M0; ``fitted`` (J) whether times are known; ``limit_s`` (J) latency promised, infinite where
-    none is.
+    train above M0; ``fitted`` (J) whether times are known, ``known`` (J) whether goodput is; ``limit_s`` (J)
+    latency promised, infinite where none is.
     """
 
     params: Floats
@@ -45,6 +44,7 @@ class Models:
     tuned: Bools
     single: Bools
     fitted: Bools
+    known: Bools
     limit_s: Floats
 
 
@@ -53,19 +53,15 @@ def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
 
     Unlike there, a job whose times were measured before its noise scale counts as training at M0.
     """
-    params = np.array([[_seven(params) for params in job_params(job, types)] for job in jobs])
-    params = params.reshape(len(jobs), len(types), 7)
+    params, fitted = params_of(jobs, types)
     training = np.array([job.estimator == "training" for job in jobs], dtype=np.bool_)
     latency = np.array([job.estimator == "latency" for job in jobs], dtype=np.bool_)
-    adaptive = np.array([job.kind in ("adaptive", "hybrid_parallel") for job in jobs], dtype=np.bool_)
+    adaptive = np.array([is_adaptive(job) for job in jobs], dtype=np.bool_)
     noise = np.array([np.nan if job.noise_scale is None else job.noise_scale for job in jobs])
     noise = np.where(training, noise, _EVERY_SAMPLE_COUNTS)
-    sane = np.all(np.isfinite(params), axis=2) & (params[:, :, 0] + params[:, :, 1] >= MIN_SANE_S)
-    sane &= np.all((params[:, :, :6] >= 0) & (params[:, :, :6] <= MAX_SANE_S), axis=2)
-    sane &= (params[:, :, 6] >= MIN_GAMMA) & (params[:, :, 6] <= MAX_GAMMA)
-    fitted = np.all(sane, axis=1)
     initial = np.array([job.initial_batch_size for job in jobs], dtype=np.int64)
     low = np.array([job.min_local_batch_size for job in jobs], dtype=np.int64)
+    promised = [job.latency_limit_s if job.estimator == "latency" else None for job in jobs]
     return Models(
         params=np.where(fitted[:, None, None], params, 1.0),
         noise=np.where(np.isnan(noise), _EVERY_SAMPLE_COUNTS, np.minimum(noise, _EVERY_SAMPLE_COUNTS)),
@@ -76,13 +72,59 @@ def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
         tuned=fitted & np.where(training, adaptive & ~np.isnan(noise), ~latency),
         single=training,
         fitted=fitted,
-        limit_s=np.array(
-            [
-                np.inf if job.estimator != "latency" or job.latency_limit_s is None else job.latency_limit_s
-                for job in jobs
-            ]
-        ),
+        known=fitted & ~(training & adaptive & np.isnan(noise)),
+        limit_s=np.array([np.inf if limit is None else limit for limit in promised]),
     )
+
+
+def is_adaptive(job: Job) -> bool:
+    """Whether the job's batch size is ours to choose."""
+    return job.kind in ("adaptive", "hybrid_parallel")
+
+
+def params_of(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Floats, Bools]:
+    """Throughput parameters (J, T, 7) on each type of GPU, and which jobs (J) have any usable fit.
+
+    On a type where nothing was measured a job counts as it does on the one where it ran on most GPUs. On a
+    type where only one GPU was measured, synchronisation is as long, relative to computing, as there: Sia
+    Eq. 1, xput_B(N) = xput_B(1) / xput_A(1) xput_A(N), for the local batch size that fits in memory.
+    """
+    kinds = sorted({*types, *(kind for job in jobs for kind in job.fits)})
+    column = {kind: index for index, kind in enumerate(kinds)}
+    params = np.full((len(jobs), len(kinds), 7), np.nan)
+    seen = np.zeros((len(jobs), len(kinds)), dtype=np.int64)
+    for row, job in enumerate(jobs):
+        for kind, fit in job.fits.items():
+            params[row, column[kind]] = _seven(fit)
+            seen[row, column[kind]] = job.gpus_seen.get(kind, 0)
+    usable = _are_sane(params)
+    rows = np.arange(len(jobs))
+    best = np.argmax(np.where(usable, seen, -1), axis=1)
+    model, most = params[rows, best][:, None], seen[rows, best][:, None]
+    local = np.array([max(job.max_local_batch_size, job.min_local_batch_size) for job in jobs])[:, None]
+    alone = usable & (seen <= 1) & (most > 1)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        ratio = _grad_s(params, local) / _grad_s(model, local)
+        scaled = np.concatenate(
+            [params[:, :, :2], model[:, :, 2:6] * ratio[:, :, None], params[:, :, 6:]], axis=2
+        )
+    scaled[:, :, 6] = model[:, :, 6]
+    alone &= _are_sane(scaled)
+    params = np.where(alone[:, :, None], scaled, params)
+    params = np.where(usable[:, :, None], params, model)
+    return params[:, [column[kind] for kind in types]], np.any(usable, axis=1)
+
+
+def _grad_s(params: Floats, local: Ints) -> Floats:
+    return np.asarray(params[:, :, 0] + params[:, :, 1] * local)
+
+
+def _are_sane(params: Floats) -> Bools:
+    """:func:`pollux_agent.model.throughput.is_sane` over the last axis."""
+    with np.errstate(invalid="ignore"):
+        sane = np.all((params[..., :6] >= 0) & (params[..., :6] <= MAX_SANE_S), axis=-1)
+        sane &= (params[..., 6] >= MIN_GAMMA) & (params[..., 6] <= MAX_GAMMA)
+        return np.asarray(sane & (params[..., 0] + params[..., 1] >= MIN_SANE_S))
 
 
 def goodputs(models: Models, job: Ints, kind: Ints, nodes: Ints, replicas: Ints) -> Floats:
