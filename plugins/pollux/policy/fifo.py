@@ -1,4 +1,4 @@
-"""First in, first out: each job runs at its request until it ends, and nobody overtakes the one that waits."""
+"""First in, first out: each job runs at its request until it ends; nobody overtakes one that waits."""
 
 from collections.abc import Mapping
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -81,10 +82,7 @@ def _gains(job: Job) -> list[float]:
         times = tuple(np.divide(1.0, rate, out=np.full(limit, np.inf), where=rate > 0).tolist())
         goal = job.progress + 1.0 if job.target_progress is None else job.target_progress
         remaining = max(goal - job.progress, 0.0) * job.initial_batch_size
-    return [
-        (now - then) * remaining if then < np.inf else 0.0
-        for now, then in zip(times, times[1:], strict=False)
-    ]
+    return [(now - then) * remaining if then < np.inf else 0.0 for now, then in pairwise(times)]
 
 
 def _reason(job: Job, placement: Mapping[str, int], wanted: int) -> str:
@@ -94,6 +92,4 @@ def _reason(job: Job, placement: Mapping[str, int], wanted: int) -> str:
         return f"waits: {wanted} GPUs that may serve it are not free together"
     if dict(placement) == dict(job.placement):
         return f"keeps {wanted} GPUs: no other number shortens the remaining times more"
-    return (
-        f"gets {wanted} GPUs (had {job.num_gpus}): each shortens its remaining time more than another job's"
-    )
+    return f"gets {wanted} GPUs (had {job.num_gpus}): each saves it more time than another job"

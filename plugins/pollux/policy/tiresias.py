@@ -1,4 +1,4 @@
-"""Tiresias (Gu et al., NSDI '19): jobs of a fixed size in two queues by attained GPU time, with preemption."""
+"""Tiresias (Gu et al., NSDI '19): jobs of fixed size in two queues by attained GPU time; preemptive."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,7 +33,7 @@ def decide(snapshot: Snapshot) -> Decision:
     room = Room(snapshot)
     placements: dict[str, Mapping[str, int]] = {}
     for job in runs:
-        if job.job_id in standing and job.num_gpus == job.min_gpus or job.job_id in pinned:
+        if job.job_id in pinned or (job.job_id in standing and job.num_gpus == job.min_gpus):
             placements[job.job_id] = job.placement
             room.take(job.placement)
     for job in runs:

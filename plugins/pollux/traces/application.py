@@ -108,8 +108,8 @@ def read_application(traces: Path, name: str, gpu_types: frozenset[str]) -> Appl
             times[kind] = read_step_times(folder, suffix)
     if not times:
         raise TraceError(
-            f"application {name!r} has no measurements on {' or '.join(sorted(gpu_types))}: {folder} has "
-            f"{', '.join(sorted(path.name for path in folder.glob('placements*.csv'))) or 'no placements.csv'}"
+            f"application {name!r} has no measurements on {' or '.join(sorted(gpu_types))}; {folder} has "
+            f"{', '.join(sorted(path.name for path in folder.glob('placements*'))) or 'no placements.csv'}"
         )
     return Application(name=name, times=times, **_validation(folder))
 
@@ -122,7 +122,7 @@ def _validation(folder: Path) -> dict[str, Floats]:
     tables = [read_table(files[size], numbers=columns) for size in sorted(files)]
     if len({len(table) for table in tables}) > 1:
         raise TraceError(
-            f"{folder}: the validation files differ in their number of rows; one row an epoch each"
+            f"{folder}: the validation files differ in their number of rows; each has one an epoch"
         )
     progress, iteration, grad_sqr, grad_var = (
         np.column_stack([table[name].to_numpy() for table in tables]) for name in columns
@@ -130,7 +130,7 @@ def _validation(folder: Path) -> dict[str, Floats]:
     ends = progress.min(axis=1)
     if ends[0] <= 0 or (np.diff(ends) <= 0).any():
         raise TraceError(
-            f"{folder}: progress in the validation files must grow from row to row, from above 0"
+            f"{folder}: progress in the validation files must be above 0 and grow from row to row"
         )
     if ((grad_sqr + grad_var) <= 0).any():
         raise TraceError(f"{folder}: grad_sqr and grad_var are both 0 in a row; one must be above 0")

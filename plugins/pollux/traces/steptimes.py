@@ -95,8 +95,9 @@ def read_step_times(folder: Path, suffix: str) -> StepTimes:
     placements = read_table(path, texts=["placement"], numbers=["local_bsz", *_TIMES])
     wrong = ~placements["placement"].str.fullmatch(r"[1-9]+")
     if wrong.any():
+        value = str(placements["placement"][wrong].iloc[0])[:80]
         raise TraceError(
-            f"{path}, line {int(np.argmax(wrong)) + 2}: placement is {placements['placement'][wrong].iloc[0]!r}; "
+            f"{path}, line {int(np.argmax(wrong)) + 2}: placement is {value!r}; "
             "it must be the GPUs on each node, one digit from 1 to 9 a node"
         )
     placements["shape"] = [rotated(tuple(int(digit) for digit in text)) for text in placements["placement"]]
