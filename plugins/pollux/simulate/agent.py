@@ -41,7 +41,7 @@ class SimulatedAgent:
     def measure_step(
         self, gpu_type: str, nodes: int, gpus: int, local_bsz: int, step_s: float, sync_s: float
     ) -> None:
-        """A step on ``nodes`` x ``gpus`` at a local batch size; only a configuration not seen before counts."""
+        """A step on ``gpus`` of ``nodes``; only a configuration that was not seen before counts."""
         seen = self._profile.setdefault(gpu_type, {})
         key = (nodes, gpus, local_bsz)
         if key in seen:

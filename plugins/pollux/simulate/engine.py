@@ -9,7 +9,7 @@ from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux.simulate.job import SimulatedJob
-from pollux.simulate.setup import ClusterSetup, RunSettings
+from pollux.simulate.setup import FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
@@ -18,12 +18,6 @@ from pollux_agent.protocol import JobKind
 
 MAX_GPUS = 64
 """Most GPUs of one adaptive job in the published experiments."""
-
-_FIXED_SIZE: Mapping[str, JobKind] = {
-    **dict.fromkeys(("tiresias", "fifo", "fifo-fixed"), "rigid"),
-    "optimus": "strong_scaling",
-}
-"""What the baselines make of a job: its request as it is, or its batch size on any number of GPUs."""
 
 _PATIENCE_S = 2 * 86400.0
 """Ends a simulation in which nothing happened for that long: some jobs can never run."""
@@ -51,6 +45,7 @@ class Outcome:
     rounds: list[Round] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
     wall_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class Simulation:
@@ -67,7 +62,7 @@ class Simulation:
         self._settings = settings
         self._nodes = cluster.nodes
         self._type_of = {node.name: node.gpu_type for node in self._nodes}
-        self._kind = _FIXED_SIZE.get(settings.policy.name, "adaptive")
+        self._kind = FIXED_SIZE.get(settings.policy.name, "adaptive")
         self._known: dict[str, Knowledge] = {}
         self._curves: dict[tuple[str, int], tuple[float, ...]] = {}
         requests = sorted(workload.requests, key=lambda request: request.submitted_s)
@@ -81,12 +76,13 @@ class Simulation:
         self._state: Mapping[str, object] = {}
 
     def run(self, progress: Progress = lambda done: None) -> Outcome:
-        """Simulate until every job is done, or until nothing happens any more; calls ``progress`` with jobs done.
+        """Simulate until every job is done, or nothing happens any more; ``progress`` gets the jobs done.
 
         Raises ConfigError for an unknown policy and DecisionError where the policy breaks a rule.
         """
         outcome = Outcome(workload=self._workload, jobs=())
-        begin_s, last_event_s, number = time.perf_counter(), 0.0, 0
+        begin_s, cpu_s = time.perf_counter(), time.process_time()
+        last_event_s, number = 0.0, 0
         now_s = 0.0
         while self._active or self._waiting:
             self._advance(now_s)
@@ -105,6 +101,7 @@ class Simulation:
                 break
         outcome.jobs = tuple(self._jobs.values())
         outcome.wall_s = time.perf_counter() - begin_s
+        outcome.cpu_s = time.process_time() - cpu_s
         return outcome
 
     def _advance(self, start_s: float) -> None:
@@ -263,17 +260,17 @@ def check_request(request: Request, app: Application, cluster: ClusterSetup, kin
     where = f"job {request.name!r} ({app.name})"
     if not low <= request.batch_size <= high:
         raise TraceError(
-            f"{where}: batch_size {request.batch_size} is unreachable; its validation runs cover {low} to {high}"
+            f"{where}: batch_size {request.batch_size} is unreachable; validation runs cover {low} to {high}"
         )
     least = min(app.local_bounds(gpu_type)[0] for gpu_type in app.times)
     if kind != "adaptive" and request.batch_size < request.num_gpus * least:
         raise TraceError(
-            f"{where}: batch_size {request.batch_size} is unreachable on num_replicas {request.num_gpus}: the "
-            f"least batch measured on one GPU is {least}; lower num_replicas or raise batch_size"
+            f"{where}: batch_size {request.batch_size} is unreachable on num_replicas {request.num_gpus}: "
+            f"the least batch measured on one GPU is {least}; lower num_replicas or raise batch_size"
         )
     most = max(cluster.gpus_of[gpu_type] for gpu_type in app.times)
     if kind == "rigid" and request.num_gpus > most:
         raise TraceError(
-            f"{where}: num_replicas {request.num_gpus} is more than the {most} GPUs of one type that the cluster "
-            "has; lower it or enlarge the cluster"
+            f"{where}: num_replicas {request.num_gpus} is more than the {most} GPUs of one type that "
+            "the cluster has; lower it or enlarge the cluster"
         )

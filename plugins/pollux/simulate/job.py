@@ -12,8 +12,8 @@ from pollux_agent.protocol import JobKind, Placement
 class SimulatedJob:
     """State of one job. Times are seconds since the simulation's start.
 
-    ``shape`` are the GPUs per node in the order in which the nodes were picked. A job of kind adaptive has its
-    batch tuned by its agent, any other one trains at ``batch_size``. ``divisor`` slows progress down.
+    ``shape`` are the GPUs per node in the order in which the nodes were picked. A job of kind adaptive has
+    its batch tuned by its agent, any other one trains at ``batch_size``. ``divisor`` slows progress down.
     """
 
     request: Request

@@ -9,12 +9,21 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.errors import TraceError
+from pollux.policy import POLICIES
 from pollux.snapshot import DEFAULT_RESTART_S, Node, PolicySettings
 from pollux.traces.application import DEFAULT_TYPE
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import DOCUMENT_CONFIG, decode
+from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, decode, from_plain
 
 PRESETS = ("sia",)
+
+FIXED_SIZE: Mapping[str, JobKind] = {
+    "tiresias": "rigid",
+    "fifo": "rigid",
+    "fifo-fixed": "rigid",
+    "optimus": "strong_scaling",
+}
+"""What the baselines make of a job: its request as it is, or its batch size on any number of GPUs."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 AboveZero = Annotated[float, Field(gt=0, le=1e6)]
@@ -97,6 +106,23 @@ class RunSettings:
     restart_s: RestartS = DEFAULT_RESTART_S
     interference: Share = 0.0
     earlier_fits: bool = False
+
+
+def run_settings(
+    *, policy: str, avoid_interference: bool | None, fairness_p: float | None, seed: int, **other: object
+) -> RunSettings:
+    """Settings from a command's options; raises TraceError naming the one that is wrong.
+
+    ``avoid_interference`` None is on for every policy but the baselines that leave jobs at their size.
+    """
+    if policy not in POLICIES:
+        raise TraceError(f"--policy: {policy!r} is no policy; use one of {', '.join(POLICIES)}")
+    avoid = policy not in FIXED_SIZE if avoid_interference is None else avoid_interference
+    plain = {"name": policy, "avoid_interference": avoid, "fairness_p": fairness_p, "seed": seed}
+    try:
+        return from_plain(RunSettings, {"policy": plain, **other})
+    except DocumentError as error:
+        raise TraceError(f"options: {error}") from None
 
 
 def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:
