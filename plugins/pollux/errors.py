@@ -4,6 +4,7 @@
 
     PolluxError
     ├── ConfigError          a setting or a cluster file is wrong: names field, value and fix; final
+    ├── TraceError           a trace or workload file is wrong: names file, field and fix; final
     ├── SnapshotError        a saved snapshot or decision cannot be read; final
     ├── DecisionError        a decision breaks a rule of its snapshot, so nothing was done; final
     ├── ClusterError
@@ -26,6 +27,10 @@ class PolluxError(Exception):
 
 class ConfigError(PolluxError, ValueError):
     """A setting or a cluster file is wrong."""
+
+
+class TraceError(PolluxError, ValueError):
+    """A trace, workload or cluster file of a simulation is wrong."""
 
 
 class SnapshotError(PolluxError, ValueError):

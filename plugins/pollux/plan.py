@@ -102,7 +102,7 @@ def check(snapshot: Snapshot, decision: Decision) -> None:
             _check_change(job, placement, nodes, stands=job.job_id in standing)
         for name, gpus in placement.items():
             given[name] += gpus
-            if len(placement) > 1:
+            if len(placement) > 1 and snapshot.policy.avoid_interference:
                 spanning[name].append(job.job_id)
     for name, gpus in given.items():
         if gpus > nodes[name].gpus:

@@ -26,8 +26,8 @@ class Settings:
     relative script paths are looked up; ``mlflow_url`` is the address that people open (default: the
     tracking URI); ``airflow_url`` and ``airflow_login`` (a JSON object user -> password) give
     access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
-    ``shadow`` decides and records but never acts; ``keep_decisions`` is how many saved decisions stay, all of
-    them by default.
+    ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but never acts;
+    ``keep_decisions`` is how many saved decisions stay, all of them by default.
     """
 
     state: Path
@@ -35,7 +35,7 @@ class Settings:
     cluster: Literal["local", "kubernetes"] = "local"
     interval_s: Annotated[float, Field(gt=0, le=MAX_INTERVAL_S)] = 60.0
     policy: str = "pollux"
-    fairness_p: float = -1.0
+    fairness_p: float | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     free_wait_s: Annotated[float, Field(ge=0, le=MAX_INTERVAL_S)] = 20.0
     shadow: bool = False

@@ -15,6 +15,8 @@ Positive = Annotated[int, Field(ge=1, le=2**40, strict=True)]
 NodeGpus = Annotated[int, Field(ge=0, le=1024, strict=True)]
 SearchSize = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
+Weight = Annotated[float, Field(ge=1e-3, le=1e3)]
+Estimator = Literal["training", "throughput", "latency"]
 
 DEFAULT_RESTART_S = 30.0
 """Restart delay delta of a job of which nothing was measured yet; Pollux section 4.2."""
@@ -30,6 +32,18 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Oracle:
+    """What nobody can know of a running job, for baselines that are oracles by definition.
+
+    ``step_time_s`` are the true seconds of a step at the job's batch size on 1, 2, ... GPUs packed on as few
+    nodes as can be; ``remaining_steps`` is how many steps it will still take.
+    """
+
+    step_time_s: tuple[Annotated[float, Field(gt=0)], ...]
+    remaining_steps: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Job:
     """One active job (running or waiting) at the time of the snapshot.
 
@@ -37,6 +51,16 @@ class Job:
     ``noise_scale`` come from the job's report and were checked: finite and sane, or absent; then
     ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count it has run on. ``restarts`` counts
     changes of its allocation so far and ``restart_s`` is its own measured delay, None while unknown.
+    ``progress`` and ``target_progress`` count steps of size M0.
+
+    ``gpus_seen`` is the largest count measured per GPU type: a fit of a type that is absent there, or 1,
+    knows nothing of synchronisation. ``gpus_per_replica`` is what one replica of a hybrid-parallel job
+    takes, ``gpus_per_replica_of`` the same where it differs by GPU type. From ``reserved_from_unix_s`` until
+    ``reserved_until_unix_s`` the job has first claim on its ``min_gpus``. ``priority`` says how much the job
+    counts and ``team`` whose quota it uses. ``model`` names what is trained. ``estimator`` says what its
+    goodput is: of a training, the throughput of batch inference, or whether inference of one batch meets
+    ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in simulations only, and
+    :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
     """
 
     job_id: str
@@ -62,6 +86,17 @@ class Job:
     target_progress: Seconds | None = None
     decision: Count = 0
     remarks: tuple[str, ...] = ()
+    gpus_seen: Mapping[str, Count] = Field(default_factory=dict)
+    gpus_per_replica: Positive = 1
+    gpus_per_replica_of: Mapping[str, Positive] = Field(default_factory=dict)
+    reserved_from_unix_s: float | None = None
+    reserved_until_unix_s: float | None = None
+    priority: Weight = 1.0
+    team: str = ""
+    model: str = ""
+    estimator: Estimator = "training"
+    latency_limit_s: Seconds | None = None
+    oracle: Oracle | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -76,10 +111,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class PolicySettings:
-    """What an operator of the cluster may turn: the policy's name and its knobs."""
+    """What an operator of the cluster may turn: the policy's name and its knobs.
+
+    ``fairness_p`` None is the policy's own default. Of sia (section 3.4): ``no_allocation_penalty`` is
+    lambda, and without ``restart_discount`` a change costs nothing. With ``avoid_interference`` a node serves
+    at most one job that spans nodes (Pollux section 4.2.1).
+    """
 
     name: str = "pollux"
-    fairness_p: float = -1.0
+    fairness_p: float | None = None
+    no_allocation_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.1
+    restart_discount: bool = True
+    avoid_interference: bool = True
     population: SearchSize = 100
     generations: SearchSize = 100
     seed: Count = 0
@@ -88,6 +131,8 @@ class PolicySettings:
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Snapshot:
     """The whole input of one decision. ``state`` is what the policy's last decision asked to remember.
+
+    ``quotas`` bounds the GPUs that the jobs of a team hold together; a team that is not there has no bound.
 
     Raises DocumentError (through the codec) where two nodes or two jobs have one name.
     """
@@ -99,6 +144,7 @@ class Snapshot:
     policy: PolicySettings = Field(default_factory=PolicySettings)
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
+    quotas: Mapping[str, Count] = Field(default_factory=dict)
     state: Mapping[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -9,9 +9,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+from pollux.cli import bench as bench  # noqa: E402
 from pollux.cli import cycle as cycle  # noqa: E402
 from pollux.cli import demo as demo  # noqa: E402
 from pollux.cli import local as local  # noqa: E402
+from pollux.cli import simulate as simulate  # noqa: E402
 from pollux.cli import solve as solve  # noqa: E402
 from pollux.cli import stack as stack  # noqa: E402
 from pollux.cli import status as status  # noqa: E402

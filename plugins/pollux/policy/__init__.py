@@ -1,15 +1,24 @@
 """Policies: pure functions from a snapshot to a decision, picked by the name in the snapshot."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pollux.errors import ConfigError
-from pollux.policy import fixed, pollux
+from pollux.policy import fifo, fixed, optimus, ours, pollux, sia, tiresias
 from pollux.snapshot import Decision, Snapshot
 
 POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
     "pollux": pollux.decide,
+    "sia": sia.decide,
+    "ours": ours.decide,
     "fifo-fixed": fixed.decide,
+    "fifo": fifo.decide,
+    "tiresias": tiresias.decide,
+    "optimus": optimus.decide,
 }
+
+ORACLES = frozenset({"optimus"})
+"""Baselines that are oracles by definition: they alone see the ``oracle`` of a job."""
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -22,4 +31,6 @@ def decide(snapshot: Snapshot) -> Decision:
         raise ConfigError(
             f"policy.name is {snapshot.policy.name!r}, which is no policy; use one of {', '.join(POLICIES)}"
         )
+    if snapshot.policy.name not in ORACLES and any(job.oracle is not None for job in snapshot.jobs):
+        snapshot = replace(snapshot, jobs=tuple(replace(job, oracle=None) for job in snapshot.jobs))
     return policy(snapshot)

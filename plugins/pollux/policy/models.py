@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from pollux.policy.tables import is_adaptive, params_of
 from pollux.snapshot import Job, Node, Snapshot
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
-from pollux_agent.model.throughput import is_sane
+from pollux_agent.model.throughput import ThroughputParams
+
+_FIELDS = tuple(ThroughputParams.__dataclass_fields__)
 
 
 def accepts(job: Job, node: Node) -> bool:
@@ -38,10 +41,9 @@ def job_limit(job: Job) -> int:
 
 
 def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
-    """The job's goodput model on each type of GPU.
+    """The job's goodput model on each type of GPU, as :func:`pollux.policy.tables.params_of` has it.
 
-    On a type where it has not run yet it counts as it does on one where it has; with no usable fit, or no
-    noise scale for an adaptive job, it counts as scaling perfectly.
+    With no usable fit, or no noise scale for an adaptive job, it counts as scaling perfectly.
     """
     limits = BatchLimits(
         initial_batch_size=job.initial_batch_size,
@@ -49,14 +51,14 @@ def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
         max_local_batch_size=max(job.max_local_batch_size, job.min_local_batch_size),
         min_local_batch_size=job.min_local_batch_size,
     )
-    adaptive = job.kind == "adaptive"
-    fits = {kind: params for kind, params in sorted(job.fits.items()) if is_sane(params)}
-    if not fits or (adaptive and job.noise_scale is None):
+    adaptive = is_adaptive(job)
+    params, fitted = params_of([job], gpu_types)
+    if not fitted[0] or (adaptive and job.noise_scale is None):
         return [GoodputModel.unfitted(limits, adaptive=adaptive) for _ in gpu_types]
-    any_fit = next(iter(fits.values()))
-    return [GoodputModel(fits.get(kind, any_fit), job.noise_scale, limits, adaptive) for kind in gpu_types]
+    fits = [ThroughputParams(**dict(zip(_FIELDS, each.tolist(), strict=True))) for each in params[0]]
+    return [GoodputModel(fit, job.noise_scale, limits, adaptive) for fit in fits]
 
 
 def is_fitted(job: Job) -> bool:
     """Whether the job's goodput can be predicted in samples per second."""
-    return job_models(job, ("",))[0].is_fitted
+    return bool(params_of([job], ("",))[1][0]) and (job.noise_scale is not None or not is_adaptive(job))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import comb, prod
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,13 @@ from pollux.snapshot import DEFAULT_RESTART_S, Job, Snapshot
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+_Number = TypeVar("_Number", Ints, Floats)
 
 SPEEDUP_FLOOR = 1e-3
 """Added to every SPEEDUP, so that a job without GPUs counts for little instead of making the mean 0."""
+
+_FAIRNESS_P = -1.0
+"""Default of p; Pollux section 4.2."""
 
 _DIGITS = 9
 _LEAST_AGE_S = 1.0
@@ -48,6 +53,7 @@ class Problem:
     fair_gpus: int
     factor: Floats
     fairness_p: float
+    avoid_interference: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,19 +118,20 @@ class Problem:
         priority = np.where(self.pinned, np.inf, priority)
         fixed = np.where(self.allowed, np.maximum(population, 0), 0)
         fixed = np.where(self.pinned[:, None], self.present, fixed)
-        fixed = self._one_type(fixed)
-        fixed = self._one_multi_node_job(fixed, priority)
+        fixed = self.one_type(fixed)
+        if self.avoid_interference:
+            fixed = self._one_multi_node_job(fixed, priority)
         fixed = self._within_capacity(fixed, priority)
         fixed = np.where(self.pinned[:, None], fixed, _clip_sum(fixed, self.most[:, None], axis=2))
         useless = (fixed.sum(axis=2) < self.least) | (self.goodputs(fixed) <= 0)
         return np.where((useless & ~self.pinned)[:, :, None], 0, fixed)
 
-    def _one_type(self, population: Ints) -> Ints:
+    def one_type(self, population: _Number) -> _Number:
         """A job keeps only the GPUs of the type that it has most of."""
         if self.num_types == 1:
             return population
         of_type = self.node_type[:, None] == np.arange(self.num_types)
-        most = np.argmax(population @ of_type.astype(np.int64), axis=2)
+        most = np.argmax(population @ of_type.astype(population.dtype), axis=2)
         return np.where(self.node_type == most[:, :, None], population, 0)
 
     def _one_multi_node_job(self, population: Ints, priority: Floats) -> Ints:
@@ -162,6 +169,7 @@ class Problem:
         gpus = gpus[:, None]
         whole = free >= gpus
         taken = np.any((np.count_nonzero(others, axis=2) > 1)[:, :, None] & (others > 0), axis=1)
+        taken &= self.avoid_interference
         free = np.where(taken & ~np.any(whole, axis=1, keepdims=True), 0, free)
         wish = np.where(whole, free - 2.0 * self.capacity.max(), -free) - 0.5 * (own > 0)
         order = np.argsort(wish, axis=1, kind="stable")
@@ -205,7 +213,8 @@ def formulate(snapshot: Snapshot) -> Problem:
         fair=_fair_goodput(goodput, fair_gpus, capacity, node_type),
         fair_gpus=fair_gpus,
         factor=np.array([realloc_factor(job) for job in jobs]),
-        fairness_p=snapshot.policy.fairness_p,
+        fairness_p=_FAIRNESS_P if snapshot.policy.fairness_p is None else snapshot.policy.fairness_p,
+        avoid_interference=snapshot.policy.avoid_interference,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pollux.policy.models import accepts, is_fitted, job_limit
-from pollux.policy.problem import Ints, Problem
+from pollux.policy.problem import Bools, Floats, Ints, Problem
 from pollux.snapshot import Job, Snapshot
 
 _UNFITTED = "not fitted yet, so it counts as scaling perfectly"
@@ -20,35 +20,75 @@ class Reason:
     fitted: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the sentences tell; arrays (J).
+
+    GPUs ``before`` and ``after``, whether the placement ``moved``, ``speedup_now`` and ``speedup`` against
+    the fair share of ``fair_gpus``, the ``factor`` that a change costs, which jobs are ``pinned``, and which
+    are ``fitted``.
+    """
+
+    before: Ints
+    after: Ints
+    moved: Bools
+    speedup_now: Floats
+    speedup: Floats
+    factor: Floats
+    pinned: Bools
+    fitted: Bools
+    fair_gpus: int
+
+
 def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
     """A reason for each job of the snapshot; ``best`` is the decision's matrix (jobs, nodes)."""
-    before, after = problem.present.sum(axis=1), best.sum(axis=1)
     speedup_now, speedup = problem.goodputs(np.stack([problem.present, best])) / problem.fair
-    gainers = [job for row, job in enumerate(snapshot.jobs) if after[row] > before[row]]
-    reasons = []
-    for row, job in enumerate(snapshot.jobs):
-        fitted = is_fitted(job)
-        moved = bool(np.any(best[row] != problem.present[row]))
-        parts = [_headline(job, snapshot, int(before[row]), int(after[row]), moved=moved)]
-        if before[row] or after[row]:
-            parts.append(
-                f"speed-up against the fair share ({_gpus(problem.fair_gpus)}) "
-                + (f"{speedup_now[row]:.2f} -> {speedup[row]:.2f}" if moved else f"{speedup[row]:.2f}")
-            )
-        if moved and before[row]:
-            parts.append(f"a restart is priced at factor {problem.factor[row]:.2f}")
-        if after[row] < before[row]:
-            parts.append(_beneficiaries(gainers))
-        if problem.pinned[row]:
-            parts.append("it may not be preempted, so it keeps what it holds")
-        elif 0 < after[row] == job_limit(job) < job.max_gpus:
-            parts.append(_limit(job, int(after[row])))
-        if not fitted:
-            known = any("not fitted yet" in remark for remark in job.remarks)
-            parts.append("it counts as scaling perfectly" if known else _UNFITTED)
-        parts.extend(job.remarks)
-        reasons.append(Reason(text="; ".join(part for part in parts if part), fitted=fitted))
-    return reasons
+    return explain_facts(
+        snapshot,
+        Facts(
+            before=problem.present.sum(axis=1),
+            after=best.sum(axis=1),
+            moved=np.any(best != problem.present, axis=1),
+            speedup_now=speedup_now,
+            speedup=speedup,
+            factor=problem.factor,
+            pinned=problem.pinned,
+            fitted=np.array([is_fitted(job) for job in snapshot.jobs], dtype=np.bool_),
+            fair_gpus=problem.fair_gpus,
+        ),
+    )
+
+
+def explain_facts(snapshot: Snapshot, facts: Facts) -> list[Reason]:
+    """A reason for each job of the snapshot."""
+    gainers = [job for row, job in enumerate(snapshot.jobs) if facts.after[row] > facts.before[row]]
+    return [_reason(snapshot, facts, row, gainers) for row in range(len(snapshot.jobs))]
+
+
+def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> Reason:
+    job, moved = snapshot.jobs[row], bool(facts.moved[row])
+    before, after = int(facts.before[row]), int(facts.after[row])
+    now, then = facts.speedup_now[row], facts.speedup[row]
+    fitted = bool(facts.fitted[row])
+    parts = [_headline(job, snapshot, before, after, moved=moved)]
+    if before or after:
+        parts.append(
+            f"speed-up against the fair share ({_gpus(facts.fair_gpus)}) "
+            + (f"{now:.2f} -> {then:.2f}" if moved else f"{then:.2f}")
+        )
+    if moved and before:
+        parts.append(f"a restart is priced at factor {facts.factor[row]:.2f}")
+    if after < before:
+        parts.append(_beneficiaries(gainers))
+    if facts.pinned[row]:
+        parts.append("it may not be preempted, so it keeps what it holds")
+    elif 0 < after == job_limit(job) < job.max_gpus:
+        parts.append(_limit(job, after))
+    if not fitted:
+        known = any("not fitted yet" in remark for remark in job.remarks)
+        parts.append("it counts as scaling perfectly" if known else _UNFITTED)
+    parts.extend(job.remarks)
+    return Reason(text="; ".join(part for part in parts if part), fitted=fitted)
 
 
 def _headline(job: Job, snapshot: Snapshot, before: int, after: int, *, moved: bool) -> str:

@@ -68,7 +68,7 @@ def test_a_state_that_makes_no_sense_does_no_harm(state: dict[str, Any]) -> None
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     snapshot = make_snapshot([new_job("a")], policy=PolicySettings(name="polux"))
-    with pytest.raises(ConfigError, match=r"'polux'.*pollux, fifo-fixed"):
+    with pytest.raises(ConfigError, match=r"'polux'.*pollux, sia, .*fifo-fixed"):
         decide(snapshot)
 
 

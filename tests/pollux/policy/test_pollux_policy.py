@@ -49,7 +49,7 @@ def fitness(snapshot: Snapshot, placements: tuple[dict[str, int], ...]) -> float
         factor = max((job.age_s - job.restarts * delta) / (job.age_s + delta), 0.0)
         speedup = goodput(job, placement) / goodput(job, fair)
         values.append((speedup if placement == dict(job.placement) else factor * speedup) + 1e-3)
-    p = snapshot.policy.fairness_p
+    p = -1.0 if snapshot.policy.fairness_p is None else snapshot.policy.fairness_p
     return float(np.mean(np.array(values) ** p) ** (1 / p))
 
 

@@ -1,0 +1,177 @@
+"""``pollux simulate``: the scheduling cycle over recorded jobs and simulated time."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pollux.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pollux.simulate.runner import Answer, Run
+    from pollux.simulate.setup import ClusterSetup, RunSettings
+
+DEFAULT_POLICY = "default"
+_PRODUCTS_OWN = "pollux"
+
+
+@app.command()
+def simulate(
+    workload: Annotated[
+        list[str],
+        typer.Option(help="Workload file, or SET/workload-N inside the trace folder. Give it once for each."),
+    ],
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder with apps/ and workloads/. [default: the synthetic set]")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Policy; 'default' is the product's default.")] = DEFAULT_POLICY,
+    nodes: Annotated[int, typer.Option(min=1, help="Equal nodes.")] = 16,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs on each of them.")] = 4,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Cluster file instead, or 'sia'.")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between decisions.")] = 60.0,
+    interference: Annotated[
+        float, typer.Option(help="Share of goodput lost where two jobs that span nodes meet.")
+    ] = 0.0,
+    avoid_interference: Annotated[
+        bool | None,
+        typer.Option(
+            help="At most one job that spans nodes on a node. [default: on for policies that adapt jobs]"
+        ),
+    ] = None,
+    restart_s: Annotated[float, typer.Option(help="Seconds that a restart costs.")] = 30.0,
+    p: Annotated[float | None, typer.Option(help="Fairness knob. [default: the policy's own]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random policies.")] = 0,
+    earlier_fits: Annotated[
+        bool, typer.Option("--earlier-fits", help="Jobs start from fits of finished jobs of their model.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time. [default: one a processor]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Results; timings.json goes beside it.")] = Path("results.json"),
+    plot: Annotated[Path | None, typer.Option(help="Folder for pictures of each workload.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the means as JSON.")] = False,
+) -> None:
+    """Replay workloads under a policy: the production cycle over simulated jobs and time.
+
+    The same seed gives the same bytes in the results; wall-clock seconds go to timings.json.
+    """
+    from pollux.errors import ConfigError, PolluxError
+    from pollux.simulate.results import mean
+    from pollux.simulate.runner import Run, load
+    from pollux.simulate.setup import read_setup, run_settings, uniform
+    from pollux.simulate.synthetic import synthetic_traces
+
+    try:
+        folder = traces or synthetic_traces()
+        setup = read_setup(cluster) if cluster else uniform(nodes, gpus_per_node)
+        settings = run_settings(
+            policy=_PRODUCTS_OWN if policy == DEFAULT_POLICY else policy,
+            avoid_interference=avoid_interference,
+            fairness_p=p,
+            seed=seed,
+            interval_s=interval,
+            interference=interference,
+            restart_s=restart_s,
+            earlier_fits=earlier_fits,
+        )
+        runs = [
+            Run(traces=folder, workload=each, cluster=setup, settings=settings)
+            for each in load(folder, workload)
+        ]
+        answers = _run(runs, jobs)
+    except (ConfigError, PolluxError) as error:
+        typer.echo(f"pollux simulate: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+    results = {
+        "schema": 1,
+        "settings": _settings(settings, setup),
+        "workloads": [answer.result for answer in answers],
+        "mean": mean([answer.result for answer in answers]),
+    }
+    try:
+        _write(out, results)
+        _write(out.with_name("timings.json"), {"workloads": [answer.timing for answer in answers]})
+        if plot is not None:
+            from pollux.simulate.pictures import save_pictures
+
+            save_pictures(plot, results["workloads"], gpus=sum(setup.gpus_of.values()))
+    except OSError as error:
+        typer.echo(f"--out {out}: cannot be written: {error}; name a folder that exists", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(results["mean"], sort_keys=True))
+    else:
+        _print(answers, settings.policy.name)
+
+
+def _run(runs: "Sequence[Run]", processes: int | None) -> "list[Answer]":
+    """All runs, in their order, behind a progress bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from pollux.simulate.runner import simulate as start
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    answers = []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks = [
+            bar.add_task(f"{run.workload.set}/{run.workload.name}", total=len(run.workload.requests))
+            for run in runs
+        ]
+        for answer in start(
+            runs, processes=processes, news=lambda run, done: bar.update(tasks[run], completed=done)
+        ):
+            bar.update(tasks[answer.number], completed=len(runs[answer.number].workload.requests))
+            answers.append(answer)
+    return sorted(answers, key=lambda answer: answer.number)
+
+
+def _settings(settings: "RunSettings", setup: "ClusterSetup") -> dict[str, Any]:
+    from pollux_agent.protocol import to_plain
+
+    return {"run": to_plain(settings), "cluster": to_plain(setup)}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _print(answers: "Sequence[Answer]", policy: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{policy}: completion times", title_justify="left")
+    for name in (
+        "workload",
+        "mean",
+        "p99",
+        "makespan",
+        "restarts",
+        "GPU hours",
+        "rho > 1",
+        "unfinished",
+        "took",
+    ):
+        table.add_column(name, justify="left" if name == "workload" else "right", overflow="fold")
+    for answer in answers:
+        result = answer.result
+        unfair = result["ftf"]["unfair_fraction"]
+        table.add_row(
+            f"{result['set']}/{result['name']}",
+            *(_seconds(result[key]) for key in ("avg_jct_s", "p99_jct_s", "makespan_s")),
+            f"{result['restarts_per_job']:.2f}",
+            "-" if unfair is None else f"{unfair:.1%}",
+            str(result["unfinished"]),
+            f"{answer.timing['wall_s']:.0f} s",
+        )
+    Console().print(table)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} s"

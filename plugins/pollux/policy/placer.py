@@ -1,0 +1,156 @@
+"""From chosen configurations to GPUs on nodes, with as few moves as can be; Sia section 3.1.
+
+The three rules: part of a node is never split over two nodes, whole nodes are taken whole, and where the free
+GPUs are too scattered for that, jobs that were to stay are evicted and placed again.
+"""
+
+from bisect import insort
+from collections.abc import Mapping
+
+from pollux.policy.options import Options
+from pollux.policy.tables import Ints
+from pollux.snapshot import Snapshot
+
+
+def place(snapshot: Snapshot, options: Options, option: Ints) -> list[Mapping[str, int]]:
+    """A placement for each job of the snapshot; ``option[j]`` is the option chosen for job j, -1 for none.
+
+    Pinned jobs keep theirs. A job whose count is no power of two may find no place; then it gets nothing.
+    """
+    board = _Board(snapshot, options)
+    placements: list[Mapping[str, int]] = [{} for _ in snapshot.jobs]
+    waiting = []
+    for row, job in enumerate(snapshot.jobs):
+        chosen = int(option[row])
+        if options.present.pinned[row]:
+            placements[row] = job.placement
+        elif chosen >= 0 and not (options.keeps[chosen] and board.keep(row, job.placement)):
+            waiting.append(row)
+    # whole nodes first, then from large to small: nothing placed later can push out what was placed before
+    key = {row: (options.width[option[row]] == 0, -options.gpus[option[row]], row) for row in waiting}
+    queue = sorted(waiting, key=key.__getitem__)
+    while queue:
+        row = queue.pop(0)
+        chosen = int(option[row])
+        for evicted in board.give(row, chosen):
+            key[evicted] = (options.width[option[evicted]] == 0, -options.gpus[option[evicted]], evicted)
+            insort(queue, evicted, key=key.__getitem__)
+    for row, where in board.held.items():
+        placements[row] = {snapshot.nodes[node].name: gpus for node, gpus in sorted(where.items())}
+    return placements
+
+
+class _Board:
+    """Who holds what on which node while jobs are placed."""
+
+    def __init__(self, snapshot: Snapshot, options: Options) -> None:
+        hardware = options.hardware
+        self._options = options
+        self._index = {node.name: index for index, node in enumerate(snapshot.nodes)}
+        self._free = hardware.free.tolist()
+        self._width = hardware.width.tolist()
+        self._whole = hardware.whole.tolist()
+        self._tenants: list[set[int]] = [set() for _ in self._free]
+        self._by_free: dict[int, dict[int, set[int]]] = {}
+        self._kind = hardware.kind.tolist()
+        for node, gpus in enumerate(self._free):
+            self._by_free.setdefault(self._kind[node], {}).setdefault(gpus, set()).add(node)
+        self.held: dict[int, dict[int, int]] = {}
+
+    def keep(self, row: int, placement: Mapping[str, int]) -> bool:
+        """Leave a job where it is; False where a node is not free for it."""
+        where = {self._index[name]: gpus for name, gpus in placement.items()}
+        if any(self._free[node] < gpus for node, gpus in where.items()):
+            return False
+        if len(where) > 1 and not all(self._whole[node] for node in where):
+            return False
+        self._take(row, where)
+        return True
+
+    def give(self, row: int, option: int) -> list[int]:
+        """Place a job, and say which jobs had to be evicted for it."""
+        kind, gpus = int(self._options.kind[option]), int(self._options.gpus[option])
+        width, nodes = int(self._options.width[option]), int(self._options.nodes[option])
+        if width:
+            return self._give_nodes(row, kind, width, nodes, gpus)
+        evicted: list[int] = []
+        node = self._snuggest(kind, gpus)
+        if node is None:
+            node, evicted = self._clear(kind, gpus)
+            if node is None:
+                return []
+            for tenant in evicted:
+                self._release(tenant)
+        self._take(row, {node: gpus})
+        return evicted
+
+    def _give_nodes(self, row: int, kind: int, width: int, nodes: int, gpus: int) -> list[int]:
+        """Whole nodes, the emptiest first; the last one only as far as the job's count goes."""
+        candidates = [
+            node
+            for node in range(len(self._free))
+            if self._kind[node] == kind
+            and self._whole[node]
+            and self._width[node] == width
+            and all(len(self.held[tenant]) == 1 for tenant in self._tenants[node])
+        ]
+        if len(candidates) < nodes:
+            return []
+        candidates.sort(key=lambda node: (len(self._tenants[node]), -self._free[node], node))
+        chosen = candidates[:nodes]
+        evicted = sorted(tenant for node in chosen for tenant in self._tenants[node])
+        for tenant in evicted:
+            self._release(tenant)
+        last = gpus - width * (nodes - 1)
+        self._take(row, dict.fromkeys(chosen[:-1], width) | {chosen[-1]: last})
+        return evicted
+
+    def _snuggest(self, kind: int, gpus: int) -> int | None:
+        """The node with the fewest free GPUs that are enough; the first of several."""
+        levels = self._by_free.get(kind, {})
+        for level in sorted(levels):
+            if level >= gpus and levels[level]:
+                return min(levels[level])
+        return None
+
+    def _clear(self, kind: int, gpus: int) -> tuple[int | None, list[int]]:
+        """The node where the fewest smaller jobs have to go, and those jobs."""
+        best: tuple[int, int, int, list[int]] | None = None
+        for node, free in enumerate(self._free):
+            if self._kind[node] != kind or self._width[node] < gpus:
+                continue
+            smaller = sorted(
+                (tenant for tenant in self._tenants[node] if self._smaller(tenant, gpus)),
+                key=lambda tenant: (-sum(self.held[tenant].values()), tenant),
+            )
+            goes, gained = [], free
+            for tenant in smaller:
+                if gained >= gpus:
+                    break
+                goes.append(tenant)
+                gained += sum(self.held[tenant].values())
+            if gained >= gpus and (best is None or (len(goes), gained, node) < best[:3]):
+                best = (len(goes), gained, node, goes)
+        return (None, []) if best is None else (best[2], best[3])
+
+    def _smaller(self, tenant: int, gpus: int) -> bool:
+        return len(self.held[tenant]) == 1 and sum(self.held[tenant].values()) < gpus
+
+    def _take(self, row: int, where: dict[int, int]) -> None:
+        self.held[row] = where
+        for node, gpus in where.items():
+            self._move(node, -gpus)
+            self._tenants[node].add(row)
+            if len(where) > 1:
+                self._whole[node] = False
+
+    def _release(self, row: int) -> None:
+        for node, gpus in self.held.pop(row).items():
+            self._move(node, gpus)
+            self._tenants[node].discard(row)
+
+    def _move(self, node: int, gpus: int) -> None:
+        levels = self._by_free[self._kind[node]]
+        levels[self._free[node]].discard(node)
+        self._free[node] += gpus
+        levels.setdefault(self._free[node], set()).add(node)

@@ -1,0 +1,127 @@
+"""Several workloads side by side, each in a process of its own, with news of how far they are."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from pollux.errors import TraceError
+from pollux.simulate.engine import Simulation
+from pollux.simulate.results import summary, timing
+from pollux.simulate.setup import ClusterSetup, RunSettings
+from pollux.traces import Workload, read_application, read_workload
+
+News = Callable[[int, int], None]
+"""Called with the number of a run and how many of its jobs are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One simulation to do; all of it travels to the process that does it."""
+
+    traces: Path
+    workload: Workload
+    cluster: ClusterSetup
+    settings: RunSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A run's entries in results.json and timings.json."""
+
+    number: int
+    result: dict[str, Any]
+    timing: dict[str, Any]
+
+
+def load(traces: Path, files: Sequence[str]) -> list[Workload]:
+    """The workloads: paths, or ``set/workload-1`` inside the trace folder; raises TraceError."""
+    workloads = []
+    for name in files:
+        inside = traces / "workloads" / (name if name.endswith(".csv") else f"{name}.csv")
+        workloads.append(read_workload(inside if inside.is_file() else Path(name)))
+    seen = [(workload.set, workload.name) for workload in workloads]
+    twice = next((key for key in seen if seen.count(key) > 1), None)
+    if twice:
+        raise TraceError(f"workload {'/'.join(twice)} is given twice; name each one once")
+    return workloads
+
+
+_application = lru_cache(maxsize=64)(read_application)
+"""Runs of one process share what they read, and what was interpolated from it."""
+
+
+def prepare(run: Run) -> Simulation:
+    """Read the applications and check the workload against them and the cluster; raises TraceError."""
+    types = frozenset(run.cluster.gpus_of)
+    names = dict.fromkeys(request.application for request in run.workload.requests)
+    apps = {name: _application(run.traces, name, types) for name in names}
+    return Simulation(run.workload, apps, run.cluster, run.settings)
+
+
+def simulate(runs: Sequence[Run], *, processes: int | None = None, news: News) -> Iterator[Answer]:
+    """Do the runs, as many at a time as there are processors; answers come as they end.
+
+    All inputs are checked before the first one starts. Raises TraceError, and what a policy raises.
+    """
+    for run in runs:
+        prepare(run)
+    workers = min(processes or os.cpu_count() or 1, len(runs))
+    if workers == 1:
+        for number, run in enumerate(runs):
+            yield _do(number, run, lambda done, number=number: news(number, done))  # type: ignore[misc]
+        return
+    context = get_context("spawn")
+    with context.Manager() as manager:
+        queue: Queue[tuple[int, int]] = manager.Queue()
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            futures = [pool.submit(_in_worker, number, run, queue) for number, run in enumerate(runs)]
+            with _Relay(queue, news):
+                try:
+                    for future in as_completed(futures):
+                        yield future.result()
+                finally:
+                    for future in futures:
+                        future.cancel()
+
+
+def _in_worker(number: int, run: Run, queue: "Queue[tuple[int, int]]") -> Answer:
+    return _do(number, run, lambda done: queue.put((number, done)))
+
+
+def _do(number: int, run: Run, progress: Callable[[int], None]) -> Answer:
+    with threadpool_limits(limits=1):  # the arrays are small: threads only wait for each other
+        outcome = prepare(run).run(progress)
+    return Answer(number=number, result=summary(outcome, run.cluster), timing=timing(outcome))
+
+
+class _Relay:
+    """Passes on the news of the processes while it is open."""
+
+    def __init__(self, queue: "Queue[tuple[int, int]]", news: News) -> None:
+        self._queue, self._news, self._over = queue, news, Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._news(*self._queue.get(timeout=0.2))
+            except Empty:
+                continue
+            except (EOFError, OSError):
+                return

@@ -1,0 +1,152 @@
+"""What a simulation runs on and how: the cluster, what a restart costs there, and the settings of a run."""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pollux.errors import TraceError
+from pollux.policy import POLICIES
+from pollux.snapshot import DEFAULT_RESTART_S, Node, PolicySettings
+from pollux.traces.application import DEFAULT_TYPE
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, decode, from_plain
+
+PRESETS = ("sia",)
+
+FIXED_SIZE: Mapping[str, JobKind] = {
+    "tiresias": "rigid",
+    "fifo": "rigid",
+    "fifo-fixed": "rigid",
+    "optimus": "strong_scaling",
+}
+"""What the baselines make of a job: its request as it is, or its batch size on any number of GPUs."""
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+AboveZero = Annotated[float, Field(gt=0, le=1e6)]
+RestartS = Annotated[float, Field(ge=0, le=1e6)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class NodeGroup:
+    """``nodes`` nodes alike. A job spans at most ``max_nodes_per_job`` of them, as far as was measured."""
+
+    nodes: Annotated[int, Field(ge=1, le=100_000, strict=True)]
+    gpus: Annotated[int, Field(ge=1, le=9, strict=True)]
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$")] = DEFAULT_TYPE
+    max_nodes_per_job: Annotated[int, Field(ge=1, strict=True)] = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class ClusterSetup:
+    """The cluster; what a restart costs and by what progress is divided, by application."""
+
+    schema: Literal[1] = 1
+    groups: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
+    restart_s: Mapping[str, RestartS] = Field(default_factory=dict)
+    goodput_divisor: Mapping[str, AboveZero] = Field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, one after the other; each has a name of its own."""
+        parts = [group for group in self.groups for _ in range(group.nodes)]
+        return tuple(
+            Node(name=f"n{index}", gpus=group.gpus, gpu_type=group.gpu_type)
+            for index, group in enumerate(parts)
+        )
+
+    @property
+    def gpus_of(self) -> Mapping[str, int]:
+        """GPUs by type, in the order of the groups."""
+        gpus: dict[str, int] = {}
+        for group in self.groups:
+            gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.nodes * group.gpus
+        return gpus
+
+    @property
+    def width_of(self) -> Mapping[str, int]:
+        """Most GPUs on one node, by type."""
+        width: dict[str, int] = {}
+        for group in self.groups:
+            width[group.gpu_type] = max(width.get(group.gpu_type, 0), group.gpus)
+        return width
+
+    def most_gpus(self, gpu_type: str) -> int:
+        """Most GPUs of a type that one job was measured on."""
+        of_type = [group for group in self.groups if group.gpu_type == gpu_type]
+        return sum(min(group.nodes, group.max_nodes_per_job) * group.gpus for group in of_type)
+
+    def scaled(self, factor: int) -> "ClusterSetup":
+        """The same cluster with ``factor`` times the nodes."""
+        groups = tuple(
+            NodeGroup(
+                nodes=group.nodes * factor,
+                gpus=group.gpus,
+                gpu_type=group.gpu_type,
+                max_nodes_per_job=group.max_nodes_per_job,
+            )
+            for group in self.groups
+        )
+        return ClusterSetup(groups=groups, restart_s=self.restart_s, goodput_divisor=self.goodput_divisor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class RunSettings:
+    """How a workload is simulated.
+
+    ``interference`` is the share of its goodput that a job loses on a node with another job that spans
+    nodes. With ``earlier_fits`` a job starts from the fits of the last finished job of the same application.
+    """
+
+    policy: PolicySettings = Field(default_factory=PolicySettings)
+    interval_s: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    restart_s: RestartS = DEFAULT_RESTART_S
+    interference: Share = 0.0
+    earlier_fits: bool = False
+
+
+def run_settings(
+    *, policy: str, avoid_interference: bool | None, fairness_p: float | None, seed: int, **other: object
+) -> RunSettings:
+    """Settings from a command's options; raises TraceError naming the one that is wrong.
+
+    ``avoid_interference`` None is on for every policy but the baselines that leave jobs at their size.
+    """
+    if policy not in POLICIES:
+        raise TraceError(f"--policy: {policy!r} is no policy; use one of {', '.join(POLICIES)}")
+    avoid = policy not in FIXED_SIZE if avoid_interference is None else avoid_interference
+    plain = {"name": policy, "avoid_interference": avoid, "fairness_p": fairness_p, "seed": seed}
+    try:
+        return from_plain(RunSettings, {"policy": plain, **other})
+    except DocumentError as error:
+        raise TraceError(f"options: {error}") from None
+
+
+def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:
+    """A cluster of equal nodes; raises TraceError through the document's bounds."""
+    try:
+        return ClusterSetup(groups=(NodeGroup(nodes=nodes, gpus=gpus_per_node),))
+    except ValueError as error:
+        raise TraceError(f"--nodes {nodes}, --gpus-per-node {gpus_per_node}: {_first(error)}") from None
+
+
+def read_setup(name: str) -> ClusterSetup:
+    """A cluster file, or one of PRESETS by its name; raises TraceError naming the field."""
+    path = Path(name)
+    try:
+        if name in PRESETS and not path.exists():
+            text = (resources.files("pollux.simulate") / "setups" / f"{name}.json").read_text(
+                encoding="utf-8"
+            )
+        else:
+            text = path.read_text(encoding="utf-8")
+        return decode(ClusterSetup, text)
+    except (OSError, UnicodeDecodeError, DocumentError) as error:
+        raise TraceError(f"cluster {name}: {error}; give a file, or one of {', '.join(PRESETS)}") from None
+
+
+def _first(error: ValueError) -> str:
+    return next((line.strip() for line in str(error).splitlines()[2:] if line.strip()), str(error))

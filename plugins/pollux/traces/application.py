@@ -1,0 +1,144 @@
+"""An application of a trace folder: its step times by GPU type and its gradient statistics by epoch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pollux.errors import TraceError
+from pollux.traces.steptimes import Shape, StepTimes, read_step_times
+from pollux.traces.tables import read_table
+
+Floats = NDArray[np.float64]
+
+DEFAULT_TYPE = "gpu"
+"""The type of GPU whose files have no suffix; the type of nodes of which nothing else is said."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_VALIDATION = re.compile(r"validation-([1-9][0-9]{0,9})\.csv")
+_LOCAL_LIMITS: Mapping[tuple[str, str], int] = {("yolov3", ""): 8, ("deepspeech2", "rtx"): 57}
+"""Largest local batch sizes that fit into memory though larger ones were measured elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """What was measured of one application.
+
+    ``batch_sizes`` are the total batch sizes M of the validation runs, ascending, the first one M0.
+    ``progress`` (epochs) is the progress in steps of size M0 at which each epoch ends; ``grad_sqr``,
+    ``grad_var`` and ``iteration`` have shape (epochs, batch sizes).
+    """
+
+    name: str
+    batch_sizes: Floats
+    progress: Floats
+    grad_sqr: Floats
+    grad_var: Floats
+    iteration: Floats
+    times: Mapping[str, StepTimes]
+    _statistics: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def initial_batch_size(self) -> int:
+        """M0."""
+        return int(self.batch_sizes[0])
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self.batch_sizes[-1])
+
+    @property
+    def epochs(self) -> int:
+        return len(self.progress)
+
+    @property
+    def single_gpu(self) -> bool:
+        """Whether the published experiments leave it on one GPU at its largest batch size."""
+        return self.name == "ncf"
+
+    def local_bounds(self, gpu_type: str) -> tuple[int, int]:
+        """Least and largest batch size of one GPU of that type."""
+        times = self.times[gpu_type]
+        limits = [_LOCAL_LIMITS.get((self.name, kind), times.max_local) for kind in ("", gpu_type)]
+        return times.min_local, min(times.max_local, *limits)
+
+    def step_times(self, gpu_type: str, shape: Shape, local_bsz: int) -> tuple[float, float]:
+        """(step_s, sync_s) on a placement."""
+        return self.times[gpu_type].at(shape, local_bsz)
+
+    def gradients(self, epoch: int, batch_size: int) -> tuple[float, float]:
+        """(squared gradient norm, gradient variance at M0), between the two neighbouring validation runs."""
+        key = (epoch, batch_size)
+        known = self._statistics.get(key)
+        if known is None:
+            known = self._statistics[key] = (
+                float(np.interp(batch_size, self.batch_sizes, self.grad_sqr[epoch])),
+                float(np.interp(batch_size, self.batch_sizes, self.grad_var[epoch])),
+            )
+        return known
+
+    def iterations_left(self, epoch: int, batch_size: int) -> float:
+        """Steps at a fixed batch size from after row ``epoch`` to the end; 1 at the last row."""
+        if epoch >= self.epochs - 1:
+            return 1.0
+        last, here = (np.interp(batch_size, self.batch_sizes, self.iteration[row]) for row in (-1, epoch))
+        return float(last - here)
+
+
+def read_application(traces: Path, name: str, gpu_types: frozenset[str]) -> Application:
+    """The application of that name, with its step times on the types asked for that were measured.
+
+    Raises TraceError for an unknown application, files that are missing or wrong, and where no type of GPU
+    was measured.
+    """
+    folder = traces / "apps" / name
+    if not _NAME.fullmatch(name) or not folder.is_dir():
+        known = sorted(path.name for path in (traces / "apps").glob("*/"))
+        raise TraceError(
+            f"application {name[:80]!r} is unknown: {traces / 'apps'} has {', '.join(known) or 'none'}; "
+            "correct the name or add its folder"
+        )
+    times = {}
+    for kind in sorted(gpu_types):
+        suffix = "" if kind == DEFAULT_TYPE else f"-{kind}"
+        if _NAME.fullmatch(kind) and (folder / f"placements{suffix}.csv").exists():
+            times[kind] = read_step_times(folder, suffix)
+    if not times:
+        raise TraceError(
+            f"application {name!r} has no measurements on {' or '.join(sorted(gpu_types))}; {folder} has "
+            f"{', '.join(sorted(path.name for path in folder.glob('placements*'))) or 'no placements.csv'}"
+        )
+    return Application(name=name, times=times, **_validation(folder))
+
+
+def _validation(folder: Path) -> dict[str, Floats]:
+    files = {int(match[1]): path for path in folder.iterdir() if (match := _VALIDATION.fullmatch(path.name))}
+    if not files:
+        raise TraceError(f"{folder}: there is no validation-M.csv, one for each total batch size M measured")
+    columns = ["progress", "iteration", "grad_sqr", "grad_var"]
+    tables = [read_table(files[size], numbers=columns) for size in sorted(files)]
+    if len({len(table) for table in tables}) > 1:
+        raise TraceError(
+            f"{folder}: the validation files differ in their number of rows; each has one an epoch"
+        )
+    progress, iteration, grad_sqr, grad_var = (
+        np.column_stack([table[name].to_numpy() for table in tables]) for name in columns
+    )
+    ends = progress.min(axis=1)
+    if ends[0] <= 0 or (np.diff(ends) <= 0).any():
+        raise TraceError(
+            f"{folder}: progress in the validation files must be above 0 and grow from row to row"
+        )
+    if ((grad_sqr + grad_var) <= 0).any():
+        raise TraceError(f"{folder}: grad_sqr and grad_var are both 0 in a row; one must be above 0")
+    sizes = np.array(sorted(files), dtype=np.float64)
+    return {
+        "batch_sizes": sizes,
+        "progress": ends,
+        "grad_sqr": grad_sqr,
+        "grad_var": grad_var,
+        "iteration": iteration,
+    }
