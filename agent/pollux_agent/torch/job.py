@@ -66,6 +66,8 @@ class ElasticJob:
     belongs into a checkpoint. Under a driver the job spec overrules batch sizes, rule and epochs, and
     checkpoints go to the job's folder; alone they are written if ``checkpoint_dir`` is given.
 
+    ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
+
     The loss must be a mean over the samples of its batch. Raises DocumentError for arguments that contradict
     each other, CheckpointError if the newest checkpoint does not fit the script.
     """
@@ -89,6 +91,7 @@ class ElasticJob:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
+        noise_every: int = 10,
     ) -> None:
         global _current
         _current = self
@@ -115,7 +118,7 @@ class ElasticJob:
         self._sampler = ElasticSampler(num_samples(train_set), seed=seed)
         self._lr_schedule = lr_schedule
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        sync = GradientSync(model, optimizers, grad_scaler=grad_scaler)
+        sync = GradientSync(model, optimizers, sample_every=noise_every, grad_scaler=grad_scaler)
         self.model = sync.module
         self._trained = Trained(
             model=model,
