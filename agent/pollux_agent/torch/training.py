@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from pollux_agent.torch.journal import Journal
 from pollux_agent.torch.profile import Pace, Profile, StepTimer
 from pollux_agent.torch.sampler import BatchPlan, MicroBatch
 from pollux_agent.torch.saver import Saver, Trained
+from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
@@ -40,6 +42,7 @@ class Parts:
     gpu_type: str
     trained: Trained
     stepper: Stepper
+    schedulers: ProgressSchedulers
     tuner: Tuner
     journal: Journal
     telemetry: Telemetry
@@ -54,8 +57,15 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.asked = False
+        self._before: Any = None
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._handle)
+            self._before = signal.signal(signal.SIGTERM, self._handle)
+
+    def release(self) -> None:
+        """Let SIGTERM do what it did before."""
+        if self._before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -85,6 +95,7 @@ class Training:
         self._tune_in = self._tune_every = FIRST_TUNE_STEPS
         self._tuned_s = self._reported_s = time.monotonic()
         self.target: float | None = None
+        parts.schedulers.resume(self._history.progress)
         self.plan = self._agree(self._choose(None), 0)[0]
 
     @property
@@ -99,6 +110,12 @@ class Training:
     @property
     def stepped(self) -> bool:
         return self._parts.stepper.stepped
+
+    def reopen(self) -> None:
+        """The job goes on, whether or not it was complete before."""
+        settings = self._parts.settings
+        if settings is not None and self._parts.world.rank == 0:
+            settings.folder.complete.unlink(missing_ok=True)
 
     def begin_pass(self) -> None:
         self._timer.start()
@@ -179,6 +196,7 @@ class Training:
         history.examples += step.samples
         history.max_batch_size_seen = max(history.max_batch_size_seen, step.samples)
         history.progress += progress
+        self._parts.schedulers.advance(history.progress)
         self._lr_factor = step.lr_factor
         if warm and step.samples == self.plan.batch_size:
             world = self._parts.world
