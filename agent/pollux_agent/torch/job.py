@@ -279,7 +279,7 @@ class ElasticJob:
         return None if samples is None else epochs * samples / self._config.limits.initial_batch_size
 
     def stop(self) -> None:
-        """Ask to end this process at the end of the step in progress, as SIGTERM does, and all replicas.
+        """Ask to end all replicas' processes at the end of a step, this one or the next, as SIGTERM does.
 
         A checkpoint is written, and the next start goes on from there.
         """
