@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobSpec, ScalingRule, decode
-from pollux_agent.report import NullReporter, open_reporter
-from pollux_agent.settings import WorkerSettings, worker_settings
+from pollux_agent.report import NullReporter, Reporter, open_reporter
+from pollux_agent.report.alone import open_run
+from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
 from pollux_agent.torch.checkpoint import CheckpointStore
 from pollux_agent.torch.config import job_config
 from pollux_agent.torch.gradients import GradientSync
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
 _CHECKPOINT_INTERVAL_S = 30.0
+_RUN, _LOGGED = "mlflow-run.json", "logged.json"
 
 _current: "ElasticJob | None" = None
 
@@ -80,7 +83,9 @@ class ElasticJob:
     to all replicas, and either the same again after a restart or have ``state_dict``, ``load_state_dict``.
 
     Under a driver the job spec overrules batch sizes, rule and epochs, and checkpoints go to the job's
-    folder; alone they are written if ``checkpoint_dir`` is given.
+    folder; alone they are written if ``checkpoint_dir`` is given. Alone, figures go to the MLflow run that
+    the script has open, else to one of its own at ``mlflow_tracking_uri`` (default MLFLOW_TRACKING_URI), or
+    nowhere.
 
     ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
 
@@ -110,6 +115,7 @@ class ElasticJob:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
+        mlflow_tracking_uri: str | None = None,
         noise_every: int = 10,
     ) -> None:
         global _current
@@ -118,6 +124,7 @@ class ElasticJob:
         _check_model(model)
         settings = worker_settings()
         self._driven = settings is not None
+        self._tracking_uri = mlflow_tracking_uri
         device = _device_of(model)
         if settings is not None and device.type == "cpu":
             torch.set_num_threads(1)
@@ -198,15 +205,17 @@ class ElasticJob:
         """Restore what there is to restore, and put together the training that goes on from there."""
         world, trained, config = self._world, self._trained, self._config
         folder = settings.folder.checkpoints if settings is not None else checkpoint_dir
+        store = CheckpointStore(Path(folder)) if folder is not None else None
         saver = Saver(
-            CheckpointStore(Path(folder)) if folder is not None else None,
+            store,
             trained,
             world,
             incarnation=settings.incarnation if settings is not None else None,
         )
-        reporter = open_reporter(settings) if world.rank == 0 else NullReporter()
-        telemetry = Telemetry(reporter, settings, config, self._history)
         resumed = saver.restore()
+        reporter = self._reporter(settings, store)
+        memory = store.folder / _LOGGED if store is not None else None
+        telemetry = Telemetry(reporter, settings, config, self._history, memory=memory)
         self._journal.resumed()
         telemetry.recall()
         if resumed:
@@ -243,6 +252,19 @@ class ElasticJob:
                 pace=Pace(settings.slot_share) if settings is not None and settings.slot_share else None,
             ),
             resumed=resumed,
+        )
+
+    def _reporter(self, settings: WorkerSettings | None, store: CheckpointStore | None) -> Reporter:
+        """To the job's run under a driver; alone to a run of its own where MLflow's address is known."""
+        if self._world.rank != 0:
+            return NullReporter()
+        if settings is not None:
+            return open_reporter(settings)
+        return open_run(
+            tracking_settings(self._tracking_uri),
+            name=Path(sys.argv[0]).stem or "training",
+            incarnation=store.incarnation if store is not None else 0,
+            memory=store.folder / _RUN if store is not None else None,
         )
 
     def epochs(self, num_epochs: float) -> Iterator[int]:
