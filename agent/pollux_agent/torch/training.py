@@ -13,6 +13,7 @@ import torch
 
 from pollux_agent.errors import CheckpointError
 from pollux_agent.model.efficiency import gain
+from pollux_agent.report.prior import ask_for_prior
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import process_age_s
@@ -97,6 +98,10 @@ class Training:
         self.target: float | None = None
         parts.schedulers.resume(self._history.progress)
         self.plan = self._agree(self._choose(None), 0)[0]
+        settings = parts.settings
+        if settings is not None and parts.world.rank == 0 and parts.tuner.params is None:
+            tracked = (settings.mlflow_tracking_uri, settings.mlflow_run_id)
+            ask_for_prior(*tracked, parts.gpu_type, parts.tuner.learn)
 
     @property
     def finished(self) -> bool:

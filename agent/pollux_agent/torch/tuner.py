@@ -52,6 +52,11 @@ class Tuner:
         self.params = prior
         self.model: StepTimes | None = prior
 
+    def learn(self, prior: ThroughputParams) -> None:
+        """Take the fit of an earlier run for what this one has not tried; the first one given counts."""
+        if self._prior is None:
+            self._prior = prior
+
     def refit(self, profile: Profile) -> None:
         """Fit anew; an impossible fit leaves the last one, and so does an error in the user's model."""
         observations = profile.observations()
