@@ -1,6 +1,8 @@
 """The tuner: fits the model to what was measured and chooses the batch split of highest goodput."""
 
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pollux_agent.model.fit import ThroughputModel, fit_throughput
@@ -8,6 +10,7 @@ from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import StepTimes, ThroughputParams
 from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import BatchPlan
+from pollux_agent.torch.watch import ProgressWatch
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +47,19 @@ class Tuner:
         num_replicas: int,
         prior: ThroughputParams | None = None,
         throughput: ThroughputModel[StepTimes] | None = None,
+        watch: ProgressWatch | None = None,
     ) -> None:
         self._limits, self._adaptive = limits, adaptive
         self._num_nodes, self._num_replicas = num_nodes, num_replicas
         self._prior = prior
-        self._throughput = throughput
+        self._throughput, self._watch = throughput, watch
         self.params = prior
         self.model: StepTimes | None = prior
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Figures that the script logged; the one that is watched tells whether larger batches keep up."""
+        if self._watch is not None and self._watch.name in values:
+            self._watch.observe(float(values[self._watch.name]))
 
     def learn(self, prior: ThroughputParams) -> None:
         """Take the fit of an earlier run for what this one has not tried; the first one given counts."""
@@ -77,8 +86,19 @@ class Tuner:
         A plan grows to at most twice the ``largest_batch_size`` that this job has trained with: an early
         noise scale is a poor guide far from where it was measured.
         """
+        plan = self._choice(noise_scale, current, largest_batch_size)
+        if self._watch is not None:
+            self._watch.chosen(plan.batch_size)
+        return plan
+
+    def _choice(
+        self, noise_scale: float | None, current: BatchPlan | None, largest_batch_size: int
+    ) -> BatchPlan:
         if not self._adaptive or largest_batch_size == 0:
             return self._first_plan()
+        limit = int(min(GROWTH * largest_batch_size, self._watch.limit if self._watch else math.inf))
+        if current is not None and current.batch_size > limit:
+            current = None
         model = GoodputModel(self.model, noise_scale, self._limits, self._adaptive)
         best = model.best(self._num_nodes, self._num_replicas)
         local, micro_batches = int(best.local_batch_size), int(best.accumulation_steps) + 1
@@ -90,10 +110,10 @@ class Tuner:
         ):
             return current
         plan = BatchPlan(batch_size=local * micro_batches * self._num_replicas, micro_batches=micro_batches)
-        reach = GROWTH * largest_batch_size
-        if plan.batch_size <= reach:
+        if plan.batch_size <= limit:
             return plan
-        return max(self._plan_of(reach), self._first_plan(), key=lambda plan: plan.batch_size)
+        most = max(self._plan_of(limit), self._first_plan(), key=lambda plan: plan.batch_size)
+        return current if current is not None and current.batch_size >= most.batch_size else most
 
     def predict(self, noise_scale: float | None, plan: BatchPlan) -> Prediction | None:
         """What the model expects of ``plan`` on this placement, None before the first fit."""
