@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.model.goodput import BatchLimits
-from pollux_agent.protocol import DEFAULT_MAX_BATCH_FACTOR, JobKind, JobSpec, ScalingRule
+from pollux_agent.protocol import DEFAULT_MAX_BATCH_FACTOR, JobKind, JobSpec, ScalingRule, decode
+from pollux_agent.settings import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,11 @@ class JobConfig:
     def adaptive(self) -> bool:
         """Whether the batch size is ours to choose."""
         return self.kind == "adaptive"
+
+
+def job_spec(settings: WorkerSettings | None) -> JobSpec | None:
+    """What the driver was given, None without one."""
+    return decode(JobSpec, settings.folder.spec.read_bytes()) if settings is not None else None
 
 
 def job_config(

@@ -17,12 +17,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import JobSpec, ScalingRule, decode
+from pollux_agent.protocol import ScalingRule
 from pollux_agent.report import NullReporter, Reporter, open_reporter
 from pollux_agent.report.alone import open_run
 from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
 from pollux_agent.torch.checkpoint import CheckpointStore
-from pollux_agent.torch.config import job_config
+from pollux_agent.torch.config import job_config, job_spec
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History, process_age_s
 from pollux_agent.torch.journal import Journal
@@ -129,7 +129,7 @@ class ElasticJob:
         if settings is not None and device.type == "cpu":
             torch.set_num_threads(1)
         self._config = job_config(
-            decode(JobSpec, settings.folder.spec.read_bytes()) if settings is not None else None,
+            job_spec(settings),
             num_samples=dataset_length(train_set, num_samples),
             batch_size=batch_size,
             max_batch_size=max_batch_size,
@@ -300,6 +300,13 @@ class ElasticJob:
         samples = self._position.num_samples
         return None if samples is None else epochs * samples / self._config.limits.initial_batch_size
 
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on every rank after each optimizer step, between what is timed.
+
+        It may evaluate the model or talk to the other ranks; progress and step are those after the step.
+        """
+        self._training.after_step.append(call)
+
     def stop(self) -> None:
         """Ask to end all replicas' processes at the end of a step, this one or the next, as SIGTERM does.
 
@@ -335,9 +342,22 @@ class ElasticJob:
         return self._world.size
 
     @property
+    def initial_batch_size(self) -> int:
+        """M0, the total batch size that the learning rate is for."""
+        return self._config.limits.initial_batch_size
+
+    @property
     def batch_size(self) -> int:
         """The total batch size M of the next step."""
         return self._training.plan.batch_size
+
+    @property
+    def batch_share(self) -> float:
+        """The part of its step's samples, over all replicas, that the batch in the loop has.
+
+        The sum over a step's batches and replicas is 1, so it weights losses into the step's mean loss.
+        """
+        return self._training.share
 
     @property
     def step(self) -> int:

@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -93,6 +93,8 @@ class Training:
         self._resumed, self._began = resumed, False
         self._timer = StepTimer()
         self._lr_factor = 1.0
+        self.after_step: list[Callable[[], None]] = []
+        self.share = 0.0
         self._tune_in = self._tune_every = FIRST_TUNE_STEPS
         self._tuned_s = self._reported_s = time.monotonic()
         self.target: float | None = None
@@ -126,6 +128,7 @@ class Training:
         self._timer.start()
 
     def begin(self, micro: MicroBatch) -> None:
+        self.share = micro.num_samples / micro.step_samples
         self._parts.stepper.begin(micro)
 
     def end(self) -> bool:
@@ -144,6 +147,8 @@ class Training:
         self._count(step)
         if step.stop:
             self.stop()
+        for call in self.after_step:
+            call()
         self._boundary()
         self._timer.start()
         return not self.finished
