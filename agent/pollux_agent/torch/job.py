@@ -333,6 +333,11 @@ class ElasticJob:
             self._training.log(metrics)
 
     @property
+    def finished(self) -> bool:
+        """Whether the progress that ``epochs`` was asked for is made."""
+        return self._training.finished
+
+    @property
     def rank(self) -> int:
         """This process's place among the replicas."""
         return self._world.rank
