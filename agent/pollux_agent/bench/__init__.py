@@ -10,5 +10,6 @@ bench = typer.Typer(
     no_args_is_help=True,
 )
 
+from pollux_agent.bench import efficiency as efficiency  # noqa: E402
 from pollux_agent.bench import fit as fit  # noqa: E402
 from pollux_agent.bench import tune as tune  # noqa: E402

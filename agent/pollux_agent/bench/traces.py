@@ -8,6 +8,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
@@ -73,7 +74,7 @@ def noise_points(traces: Path, application: str) -> dict[int, list[NoisePoint]]:
             NoisePoint(
                 progress=float(row["progress"]),
                 iteration=float(row["iteration"]),
-                noise_scale=sizes[0] * float(row["grad_var"]) / float(row["grad_sqr"]),
+                noise_scale=_noise_scale(sizes[0], float(row["grad_sqr"]), float(row["grad_var"])),
             )
             for row in _rows(folder / f"validation-{size}.csv")
         ]
@@ -96,6 +97,10 @@ def observations(rows: Iterable[StepTime]) -> list[Observation]:
         )
         for key, same in sorted(times.items())
     ]
+
+
+def _noise_scale(initial: int, grad_sqr: float, grad_var: float) -> float:
+    return initial * grad_var / grad_sqr if grad_sqr > 0 else inf
 
 
 def _folder(traces: Path, application: str) -> Path:

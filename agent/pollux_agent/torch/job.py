@@ -17,7 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import ScalingRule
+from pollux_agent.model.fit import ThroughputModel
+from pollux_agent.model.throughput import StepTimes
+from pollux_agent.protocol import ScalingRule as RuleName
 from pollux_agent.report import NullReporter, Reporter, open_reporter
 from pollux_agent.report.alone import open_run
 from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
@@ -30,7 +32,7 @@ from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, MapLoader, S
 from pollux_agent.torch.profile import Pace
 from pollux_agent.torch.sampler import ElasticSampler
 from pollux_agent.torch.saver import Saver, Trained
-from pollux_agent.torch.scaling import rule
+from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.stepper import Stepper
@@ -38,6 +40,7 @@ from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry
 from pollux_agent.torch.training import Parts, StopSignal, Training
 from pollux_agent.torch.tuner import Tuner
+from pollux_agent.torch.watch import ProgressWatch
 from pollux_agent.torch.world import join_world
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,12 @@ class ElasticJob:
     the script has open, else to one of its own at ``mlflow_tracking_uri`` (default MLFLOW_TRACKING_URI), or
     nowhere.
 
+    ``scaling_rule`` names how the learning rate follows the batch size, or is an object with the method of
+    :class:`pollux_agent.torch.scaling.ScalingRule`; ``throughput`` replaces the throughput model
+    (:mod:`pollux_agent.model.racks` is an example). ``watch`` names a figure that falls in training, such as
+    the loss, which the script logs every step or so: where it falls behind the predicted progress once the
+    batch was raised, the batch goes back and is raised no more.
+
     ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
 
     The loss must be a mean over the samples of its batch. Raises DocumentError for arguments that contradict
@@ -104,7 +113,9 @@ class ElasticJob:
         max_local_batch_size: int | None = None,
         min_local_batch_size: int | None = None,
         num_samples: int | None = None,
-        scaling_rule: ScalingRule = "adascale",
+        scaling_rule: RuleName | ScalingRule = "adascale",
+        throughput: ThroughputModel[StepTimes] | None = None,
+        watch: str | None = None,
         seed: int = 0,
         lr_schedule: Callable[[float], float] | None = None,
         lr_scheduler: LRScheduler | Sequence[LRScheduler] = (),
@@ -134,7 +145,7 @@ class ElasticJob:
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch_size=max_local_batch_size,
-            scaling_rule=scaling_rule,
+            scaling_rule=scaling_rule if isinstance(scaling_rule, str) else "none",
             min_local_batch_size=_least(model, min_local_batch_size, max_local_batch_size or batch_size),
         )
         schedulers = [lr_scheduler] if isinstance(lr_scheduler, LRScheduler) else list(lr_scheduler)
@@ -146,6 +157,11 @@ class ElasticJob:
         check_stateful(stateful)
         self._world = join_world(settings, device)
         self._history = History()
+        self._rule = rule(self._config.scaling_rule if isinstance(scaling_rule, str) else scaling_rule)
+        if isinstance(self._rule, FollowsExamples):
+            self._rule.follow(lambda: self._history.examples)
+        self._throughput = throughput
+        self._watch = ProgressWatch(watch, self._history) if watch is not None else None
         self._journal = Journal(settings, self._world, self._history)
         self._journal.event("start", t_unix_s=time.time() - (process_age_s() or 0.0))
         self._position = _position(train_set, num_samples, seed, self._config.limits.min_local_batch_size)
@@ -231,7 +247,7 @@ class ElasticJob:
                 stepper=Stepper(
                     trained.sync,
                     trained.optimizers,
-                    rule=rule(config.scaling_rule),
+                    rule=self._rule,
                     initial_batch_size=config.limits.initial_batch_size,
                     schedule=self._schedule,
                     stop_asked=lambda: self._stop.asked,
@@ -243,6 +259,8 @@ class ElasticJob:
                     num_nodes=world.num_nodes,
                     num_replicas=world.size,
                     prior=trained.fits.get(gpu_type),
+                    throughput=self._throughput,
+                    watch=self._watch,
                 ),
                 journal=self._journal,
                 telemetry=telemetry,

@@ -180,6 +180,7 @@ class Training:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log the user's own figures."""
+        self._parts.tuner.observe(values)
         self._parts.telemetry.log(values)
 
     def checkpoint(self) -> None:
