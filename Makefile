@@ -9,7 +9,7 @@ UP_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format up down clean distclean
+.PHONY: help setup peers demo test check format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -19,6 +19,13 @@ setup: $(VENV)/.setup-stamp  ## make .venv with everything that the project need
 
 $(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plugins/pyproject.toml .ci/setup
 	@.ci/setup "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+peers: .peers/.stamp  ## make .peers with AdaptDL, which benchmarks compare with
+	@echo "peers: .peers is ready"
+
+.peers/.stamp: .ci/peers.txt .ci/peers
+	@.ci/peers "$(PYTHON)" .peers
 	@touch $@
 
 demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 12 minutes)
@@ -49,5 +56,5 @@ clean: down  ## stop the stack and remove its state; the environment stays
 	@if [ -d "$(STATE)" ]; then rmdir --ignore-fail-on-non-empty "$(STATE)"; fi
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-distclean: clean  ## clean, and remove .venv too
-	rm -rf $(VENV)
+distclean: clean  ## clean, and remove .venv and .peers too
+	rm -rf $(VENV) .peers

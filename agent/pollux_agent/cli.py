@@ -2,12 +2,15 @@
 
 import typer
 
+from pollux_agent.bench import bench
+
 app = typer.Typer(
     name="pollux-agent",
     help="The training side of Pollux.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 
 
 @app.callback()

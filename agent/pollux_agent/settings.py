@@ -51,6 +51,30 @@ class WorkerSettings:
         return timedelta(seconds=self.report_interval_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class TrackingSettings:
+    """Where a training without a driver reports to; empty: a new run, in the experiment Default."""
+
+    tracking_uri: str
+    experiment_name: str = ""
+    run_id: str = ""
+
+
+def tracking_settings(
+    tracking_uri: str | None = None, environ: Mapping[str, str] | None = None
+) -> TrackingSettings | None:
+    """From MLflow's own variables; ``tracking_uri`` beats MLFLOW_TRACKING_URI. None where neither is set."""
+    environ = os.environ if environ is None else environ
+    uri = environ.get("MLFLOW_TRACKING_URI", "") if tracking_uri is None else tracking_uri
+    if not uri:
+        return None
+    return TrackingSettings(
+        tracking_uri=uri,
+        experiment_name=environ.get("MLFLOW_EXPERIMENT_NAME", ""),
+        run_id=environ.get("MLFLOW_RUN_ID", ""),
+    )
+
+
 _PREFIX = "POLLUX_"
 _MLFLOW = {"mlflow_tracking_uri": "MLFLOW_TRACKING_URI", "mlflow_run_id": "MLFLOW_RUN_ID"}
 

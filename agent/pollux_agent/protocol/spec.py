@@ -11,7 +11,7 @@ from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.protocol.codec import DOCUMENT_CONFIG
 
 JobKind = Literal["adaptive", "strong_scaling", "rigid", "hybrid_parallel"]
-ScalingRule = Literal["adascale", "sqrt", "linear", "none"]
+ScalingRule = Literal["adascale", "sqrt", "linear", "legw", "none"]
 
 DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""

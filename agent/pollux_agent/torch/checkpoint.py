@@ -45,6 +45,11 @@ class CheckpointStore:
         self.folder = folder
         self._incarnation = 0
 
+    @property
+    def incarnation(self) -> int:
+        """The one that was claimed, 0 before."""
+        return self._incarnation
+
     def claim(self, incarnation: int | None = None) -> int:
         """Become the incarnation that may write (None: the next free one), and fence off older ones.
 

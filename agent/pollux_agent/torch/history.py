@@ -13,7 +13,9 @@ class History:
 
     ``progress`` counts steps of size M0 in useful progress; ``logged`` is the last step that each
     metric was logged at; ``restart_s`` sums the seconds from stop signal to first new step over
-    ``timed_restarts`` restarts (one after a crash has no signal to time from).
+    ``timed_restarts`` restarts (one after a crash has no signal to time from). ``trusted_batch_size`` is the
+    largest batch whose training was seen to follow its progress, ``held_batch_size`` the one not to pass any
+    more; both 0 where nobody watches (pollux_agent.torch.watch).
     """
 
     step: int = 0
@@ -26,6 +28,8 @@ class History:
     first_start_s: float | None = None
     max_gpus_seen: int = 0
     max_batch_size_seen: int = 0
+    trusted_batch_size: int = 0
+    held_batch_size: int = 0
     reports: int = 0
     logged: dict[str, int] = field(default_factory=dict)
 

@@ -1,6 +1,8 @@
 """The elastic job: the one object that a training script makes, and what makes its loop elastic."""
 
 import logging
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,34 +10,44 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, IterableDataset
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import JobSpec, ScalingRule, decode
-from pollux_agent.report import NullReporter, open_reporter
-from pollux_agent.settings import WorkerSettings, worker_settings
+from pollux_agent.model.fit import ThroughputModel
+from pollux_agent.model.throughput import StepTimes
+from pollux_agent.protocol import ScalingRule as RuleName
+from pollux_agent.report import NullReporter, Reporter, open_reporter
+from pollux_agent.report.alone import open_run
+from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
 from pollux_agent.torch.checkpoint import CheckpointStore
-from pollux_agent.torch.config import job_config
+from pollux_agent.torch.config import job_config, job_spec
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History, process_age_s
 from pollux_agent.torch.journal import Journal
-from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, num_samples
+from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, MapLoader, StreamLoader, dataset_length
 from pollux_agent.torch.profile import Pace
 from pollux_agent.torch.sampler import ElasticSampler
 from pollux_agent.torch.saver import Saver, Trained
-from pollux_agent.torch.scaling import rule
+from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
+from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.stepper import Stepper
+from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry
 from pollux_agent.torch.training import Parts, StopSignal, Training
 from pollux_agent.torch.tuner import Tuner
+from pollux_agent.torch.watch import ProgressWatch
 from pollux_agent.torch.world import join_world
 
 logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
 _CHECKPOINT_INTERVAL_S = 30.0
+_RUN, _LOGGED = "mlflow-run.json", "logged.json"
 
 _current: "ElasticJob | None" = None
 
@@ -61,10 +73,30 @@ class ElasticJob:
 
     ``batch_size`` (M0) is the total batch size that the learning rate was chosen for;
     ``max_batch_size`` bounds the total (default 32 x M0) and ``max_local_batch_size`` what one replica holds
-    at a time (default M0). ``lr_schedule`` maps the statistical epoch to a multiplier of the learning rate; a
-    torch scheduler works too, stepped once an epoch and named in ``stateful``, which holds all else that
-    belongs into a checkpoint. Under a driver the job spec overrules batch sizes, rule and epochs, and
-    checkpoints go to the job's folder; alone they are written if ``checkpoint_dir`` is given.
+    at a time (default M0); ``min_local_batch_size`` is the least that a replica's forward pass gets (default
+    2 where the model has batch normalisation, else 1).
+
+    ``lr_schedule`` maps the statistical epoch to a multiplier of the learning rate. A torch scheduler that
+    counts steps is given as ``lr_scheduler``: the job steps it once for each step of size M0 that was made.
+    One that counts epochs is stepped by the script and named in ``stateful``, which holds all else that
+    belongs into a checkpoint.
+
+    A ``train_set`` that is an IterableDataset is read by every replica, which keeps its part of each step;
+    ``num_samples`` is its length where it does not know it. It has to give the same samples in the same order
+    to all replicas, and either the same again after a restart or have ``state_dict``, ``load_state_dict``.
+
+    Under a driver the job spec overrules batch sizes, rule and epochs, and checkpoints go to the job's
+    folder; alone they are written if ``checkpoint_dir`` is given. Alone, figures go to the MLflow run that
+    the script has open, else to one of its own at ``mlflow_tracking_uri`` (default MLFLOW_TRACKING_URI), or
+    nowhere.
+
+    ``scaling_rule`` names how the learning rate follows the batch size, or is an object with the method of
+    :class:`pollux_agent.torch.scaling.ScalingRule`; ``throughput`` replaces the throughput model
+    (:mod:`pollux_agent.model.racks` is an example). ``watch`` names a figure that falls in training, such as
+    the loss, which the script logs every step or so: where it falls behind the predicted progress once the
+    batch was raised, the batch goes back and is raised no more.
+
+    ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
 
     The loss must be a mean over the samples of its batch. Raises DocumentError for arguments that contradict
     each other, CheckpointError if the newest checkpoint does not fit the script.
@@ -79,9 +111,14 @@ class ElasticJob:
         batch_size: int,
         max_batch_size: int | None = None,
         max_local_batch_size: int | None = None,
-        scaling_rule: ScalingRule = "adascale",
+        min_local_batch_size: int | None = None,
+        num_samples: int | None = None,
+        scaling_rule: RuleName | ScalingRule = "adascale",
+        throughput: ThroughputModel[StepTimes] | None = None,
+        watch: str | None = None,
         seed: int = 0,
         lr_schedule: Callable[[float], float] | None = None,
+        lr_scheduler: LRScheduler | Sequence[LRScheduler] = (),
         stateful: Mapping[str, Stateful] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         checkpoint_dir: str | Path | None = None,
@@ -89,50 +126,66 @@ class ElasticJob:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         worker_init_fn: Callable[[int], None] | None = None,
+        mlflow_tracking_uri: str | None = None,
+        noise_every: int = 10,
     ) -> None:
         global _current
-        _current = self
+        if _current is not None:
+            _current.loader.abandon()
+        _check_model(model)
         settings = worker_settings()
+        self._driven = settings is not None
+        self._tracking_uri = mlflow_tracking_uri
         device = _device_of(model)
         if settings is not None and device.type == "cpu":
             torch.set_num_threads(1)
         self._config = job_config(
-            decode(JobSpec, settings.folder.spec.read_bytes()) if settings is not None else None,
-            num_samples=num_samples(train_set),
+            job_spec(settings),
+            num_samples=dataset_length(train_set, num_samples),
             batch_size=batch_size,
             max_batch_size=max_batch_size,
             max_local_batch_size=max_local_batch_size,
-            scaling_rule=scaling_rule,
+            scaling_rule=scaling_rule if isinstance(scaling_rule, str) else "none",
+            min_local_batch_size=_least(model, min_local_batch_size, max_local_batch_size or batch_size),
         )
-        stateful = dict(stateful or {})
+        schedulers = [lr_scheduler] if isinstance(lr_scheduler, LRScheduler) else list(lr_scheduler)
+        stateful = {f"lr_scheduler.{number}": each for number, each in enumerate(schedulers)} | dict(
+            stateful or {}
+        )
         if grad_scaler is not None:
             stateful.setdefault("grad_scaler", grad_scaler)
         check_stateful(stateful)
         self._world = join_world(settings, device)
         self._history = History()
+        self._rule = rule(self._config.scaling_rule if isinstance(scaling_rule, str) else scaling_rule)
+        if isinstance(self._rule, FollowsExamples):
+            self._rule.follow(lambda: self._history.examples)
+        self._throughput = throughput
+        self._watch = ProgressWatch(watch, self._history) if watch is not None else None
         self._journal = Journal(settings, self._world, self._history)
         self._journal.event("start", t_unix_s=time.time() - (process_age_s() or 0.0))
-        self._sampler = ElasticSampler(num_samples(train_set), seed=seed)
+        self._position = _position(train_set, num_samples, seed, self._config.limits.min_local_batch_size)
+        if self._position.num_samples is None and lr_schedule is not None:
+            raise DocumentError(
+                "lr_schedule is given in epochs, but the length of the stream is not known; give num_samples"
+            )
         self._lr_schedule = lr_schedule
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        sync = GradientSync(model, optimizers, grad_scaler=grad_scaler)
+        sync = GradientSync(model, optimizers, sample_every=noise_every, grad_scaler=grad_scaler)
         self.model = sync.module
         self._trained = Trained(
-            model=model,
+            model=getattr(model, "_orig_mod", model),
             optimizers=optimizers,
             sync=sync,
-            sampler=self._sampler,
+            sampler=self._position,
             history=self._history,
             stateful=stateful,
         )
-        self._training = self._start(settings, checkpoint_dir)
-        self.loader = ElasticLoader(
+        self._stop = StopSignal()
+        self._training = self._start(settings, checkpoint_dir, ProgressSchedulers(schedulers))
+        self.loader: ElasticLoader = self._loader(
             train_set,
-            self._sampler,
-            self._training,
-            rank=self._world.rank,
-            num_replicas=self._world.size,
-            options=LoaderOptions(
+            LoaderOptions(
                 num_workers=num_workers,
                 collate_fn=collate_fn,
                 pin_memory=pin_memory,
@@ -140,21 +193,45 @@ class ElasticJob:
             ),
         )
         self.complete = False
+        _current = self
 
-    def _start(self, settings: WorkerSettings | None, checkpoint_dir: str | Path | None) -> Training:
+    def _loader(self, train_set: Dataset[Any], options: LoaderOptions) -> ElasticLoader:
+        rank, num_replicas = self._world.rank, self._world.size
+        if isinstance(self._position, StreamPosition):
+            assert isinstance(train_set, IterableDataset)
+            return StreamLoader(
+                train_set,
+                self._position,
+                self._training,
+                rank=rank,
+                num_replicas=num_replicas,
+                options=options,
+                least=self._config.limits.min_local_batch_size,
+            )
+        return MapLoader(
+            train_set, self._position, self._training, rank=rank, num_replicas=num_replicas, options=options
+        )
+
+    def _start(
+        self,
+        settings: WorkerSettings | None,
+        checkpoint_dir: str | Path | None,
+        schedulers: ProgressSchedulers,
+    ) -> Training:
         """Restore what there is to restore, and put together the training that goes on from there."""
-        stop = StopSignal()
         world, trained, config = self._world, self._trained, self._config
         folder = settings.folder.checkpoints if settings is not None else checkpoint_dir
+        store = CheckpointStore(Path(folder)) if folder is not None else None
         saver = Saver(
-            CheckpointStore(Path(folder)) if folder is not None else None,
+            store,
             trained,
             world,
             incarnation=settings.incarnation if settings is not None else None,
         )
-        reporter = open_reporter(settings) if world.rank == 0 else NullReporter()
-        telemetry = Telemetry(reporter, settings, config, self._history)
         resumed = saver.restore()
+        reporter = self._reporter(settings, store)
+        memory = store.folder / _LOGGED if store is not None else None
+        telemetry = Telemetry(reporter, settings, config, self._history, memory=memory)
         self._journal.resumed()
         telemetry.recall()
         if resumed:
@@ -170,17 +247,20 @@ class ElasticJob:
                 stepper=Stepper(
                     trained.sync,
                     trained.optimizers,
-                    rule=rule(config.scaling_rule),
+                    rule=self._rule,
                     initial_batch_size=config.limits.initial_batch_size,
                     schedule=self._schedule,
-                    stop_asked=lambda: stop.asked,
+                    stop_asked=lambda: self._stop.asked,
                 ),
+                schedulers=schedulers,
                 tuner=Tuner(
                     config.limits,
                     adaptive=config.adaptive,
                     num_nodes=world.num_nodes,
                     num_replicas=world.size,
                     prior=trained.fits.get(gpu_type),
+                    throughput=self._throughput,
+                    watch=self._watch,
                 ),
                 journal=self._journal,
                 telemetry=telemetry,
@@ -192,32 +272,73 @@ class ElasticJob:
             resumed=resumed,
         )
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
+    def _reporter(self, settings: WorkerSettings | None, store: CheckpointStore | None) -> Reporter:
+        """To the job's run under a driver; alone to a run of its own where MLflow's address is known."""
+        if self._world.rank != 0:
+            return NullReporter()
+        if settings is not None:
+            return open_reporter(settings)
+        return open_run(
+            tracking_settings(self._tracking_uri),
+            name=Path(sys.argv[0]).stem or "training",
+            incarnation=store.incarnation if store is not None else 0,
+            memory=store.folder / _RUN if store is not None else None,
+        )
+
+    def epochs(self, num_epochs: float) -> Iterator[int]:
         """Passes over the data, until ``num_epochs`` statistical epochs of progress are made.
 
         One statistical epoch is as much progress as one pass makes at M0, so larger batches take more
         passes, and the last one may end early. Gives the number of the pass. At the end the job is complete.
-        Raises DocumentError for less than one epoch.
+        A job that was complete goes on from where it ended if it is now asked for more epochs.
+        Raises DocumentError for no epoch at all.
         """
-        if num_epochs < 1:
+        if not num_epochs > 0:
             raise DocumentError(f"epochs is {num_epochs}; train for at least 1")
-        self._training.target = (
-            (self._config.epochs or num_epochs)
-            * self._sampler.num_samples
-            / self._config.limits.initial_batch_size
-        )
-        while True:
-            yield self._sampler.epoch
-            if self._training.finished:
-                break
-            self._sampler.next_epoch()
+        position, training = self._position, self._training
+        wanted = self._config.epochs or num_epochs
+        training.target = self._steps_of(wanted)
+        if not (training.finished and position.closed):
+            training.reopen()
+            self.complete = False
+            while True:
+                if position.closed and position.ended:
+                    position.next_epoch()
+                yield position.epoch
+                position.closed = True
+                training.target = self._steps_of(wanted)
+                if training.finished:
+                    break
+                if position.ended:
+                    position.next_epoch()
         self.finish()
+
+    def _steps_of(self, epochs: float) -> float | None:
+        """As steps of size M0; None before the end of the first pass over a stream of unknown length."""
+        samples = self._position.num_samples
+        return None if samples is None else epochs * samples / self._config.limits.initial_batch_size
+
+    def on_step(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called on every rank after each optimizer step, between what is timed.
+
+        It may evaluate the model or talk to the other ranks; progress and step are those after the step.
+        """
+        self._training.after_step.append(call)
+
+    def stop(self) -> None:
+        """Ask to end all replicas' processes at the end of a step, this one or the next, as SIGTERM does.
+
+        A checkpoint is written, and the next start goes on from there.
+        """
+        self._stop.asked = True
 
     def finish(self) -> None:
         """Declare the training complete; ``epochs`` does it, a loop that is left early must do it itself."""
         if not self.complete:
             self.complete = True
             self._training.complete()
+            if not self._driven:
+                self._stop.release()
 
     def log(self, **metrics: float) -> None:
         """Log figures against the present progress; rank 0's count, and no rank waits for another.
@@ -230,6 +351,11 @@ class ElasticJob:
             self._training.log(metrics)
 
     @property
+    def finished(self) -> bool:
+        """Whether the progress that ``epochs`` was asked for is made."""
+        return self._training.finished
+
+    @property
     def rank(self) -> int:
         """This process's place among the replicas."""
         return self._world.rank
@@ -239,9 +365,22 @@ class ElasticJob:
         return self._world.size
 
     @property
+    def initial_batch_size(self) -> int:
+        """M0, the total batch size that the learning rate is for."""
+        return self._config.limits.initial_batch_size
+
+    @property
     def batch_size(self) -> int:
         """The total batch size M of the next step."""
         return self._training.plan.batch_size
+
+    @property
+    def batch_share(self) -> float:
+        """The part of its step's samples, over all replicas, that the batch in the loop has.
+
+        The sum over a step's batches and replicas is 1, so it weights losses into the step's mean loss.
+        """
+        return self._training.share
 
     @property
     def step(self) -> int:
@@ -260,8 +399,9 @@ class ElasticJob:
 
     @property
     def statistical_epoch(self) -> float:
-        """Useful progress, in passes over the data at M0."""
-        return self.progress * self._config.limits.initial_batch_size / self._sampler.num_samples
+        """Useful progress, in passes over the data at M0; NaN while a pass has no known length."""
+        samples = self._position.num_samples
+        return math.nan if samples is None else self.progress / (self._steps_of(1) or math.inf)
 
     def _schedule(self) -> float:
         return 1.0 if self._lr_schedule is None else self._lr_schedule(self.statistical_epoch)
@@ -270,3 +410,29 @@ class ElasticJob:
 def _device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise DocumentError for a model that is already spread over replicas."""
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        raise DocumentError(
+            f"model is wrapped in {type(model).__name__}, but the job averages gradients itself; "
+            "give the module inside it"
+        )
+
+
+def _least(model: nn.Module, given: int | None, most: int) -> int:
+    """The least samples of a forward pass: batch normalisation cannot train on one."""
+    if given is not None:
+        return given
+    return min(2, most) if any(isinstance(part, _BatchNorm) for part in model.modules()) else 1
+
+
+def _position(
+    train_set: Dataset[Any], given: int | None, seed: int, least: int
+) -> ElasticSampler | StreamPosition:
+    length = dataset_length(train_set, given)
+    if isinstance(train_set, IterableDataset):
+        return StreamPosition(length, seed=seed)
+    assert length is not None
+    return ElasticSampler(length, seed=seed, least=least)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from pollux_agent.torch.sampler import BatchPlan, ElasticSampler, MicroBatch
+from pollux_agent.errors import DocumentError
+from pollux_agent.torch.sampler import BatchPlan, ElasticSampler, MicroBatch, Position
+from pollux_agent.torch.stream import Read, StreamPosition, StreamReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,11 @@ class Steps(Protocol):
         """Whether the step in progress has come to its update."""
         ...
 
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to train."""
+        ...
+
     def begin_pass(self) -> None:
         """The loop over the loader begins."""
         ...
@@ -52,12 +59,95 @@ class Steps(Protocol):
         ...
 
 
-class ElasticLoader:
-    """Iterates from the sampler's cursor to the end of the pass, in steps as ``steps`` plans them.
+class ElasticLoader(Protocol):
+    """Iterates from the job's position to the end of the pass, in steps as ``steps`` plans them."""
 
-    Samples count as consumed when their step has ended, however far worker processes have read ahead.
-    When the plan changes, reading starts again at the cursor.
+    def __len__(self) -> int:
+        """Micro-batches from the position to the end of the pass, as planned now."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def abandon(self) -> None:
+        """Drop the step in progress, of a loop that does not go on."""
+        ...
+
+
+class _Loader:
+    """Samples count as consumed when their step has ended, however far worker processes have read ahead.
+
+    When the plan changes, reading starts again at the position, unless the reader follows the plan.
     """
+
+    follows_plan = False
+
+    def __init__(
+        self, position: Position, steps: Steps, *, rank: int, num_replicas: int, options: LoaderOptions
+    ) -> None:
+        self._position, self._steps = position, steps
+        self._rank, self._num_replicas, self._options = rank, num_replicas, options
+
+    def __len__(self) -> int:
+        plan, total = self._steps.plan, self._position.num_samples
+        if total is None:
+            raise TypeError("the length of the stream is not known before its first end; give num_samples")
+        return -(-(total - self._position.cursor) // plan.batch_size) * plan.micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        self._steps.begin_pass()
+        going = not self._steps.finished
+        while going and not self._position.ended:
+            plan = self._steps.plan
+            for batch, micro, state in self._read(plan):
+                self._steps.begin(micro)
+                ended = False
+                try:
+                    yield batch
+                    ended = True
+                finally:
+                    if not ended:
+                        self._leave(micro, state)
+                if micro.last:
+                    self._advance(micro, state)
+                going = self._steps.end()
+                if not going or (micro.last and self._steps.plan != plan and not self.follows_plan):
+                    break
+            else:
+                self._end()
+
+    def abandon(self) -> None:
+        self._steps.abandon()
+
+    def _leave(self, micro: MicroBatch, state: dict[str, Any] | None) -> None:
+        """A loop that is left after its step's update keeps the step; one that is left earlier loses it.
+
+        A loop is left by ``break`` as well as by an error of the script, which may be one rank's alone: what
+        has not come to its update is dropped without a word to the other ranks.
+        """
+        if micro.last and self._steps.stepped:
+            self._advance(micro, state)
+            self._steps.end()
+        else:
+            self._steps.abandon()
+
+    def _read(self, plan: BatchPlan) -> Iterator[Read]:
+        raise NotImplementedError
+
+    def _advance(self, micro: MicroBatch, state: dict[str, Any] | None) -> None:
+        self._position.advance(micro.step_samples)
+
+    def _end(self) -> None:
+        """All of the pass was read."""
+
+    def _generator(self) -> torch.Generator:
+        """Random numbers for worker processes: other ones for each pass and rank."""
+        position = self._position
+        seed = hash((position.seed, position.epoch, self._rank)) & (2**63 - 1)
+        return torch.Generator().manual_seed(seed)
+
+
+class MapLoader(_Loader):
+    """Of a data set with ``__getitem__``, in the order of its sampler."""
 
     def __init__(
         self,
@@ -69,62 +159,87 @@ class ElasticLoader:
         num_replicas: int,
         options: LoaderOptions,
     ) -> None:
-        self._dataset, self._sampler, self._steps = dataset, sampler, steps
-        self._rank, self._num_replicas, self._options = rank, num_replicas, options
+        super().__init__(sampler, steps, rank=rank, num_replicas=num_replicas, options=options)
+        self._dataset, self._sampler = dataset, sampler
 
-    def __len__(self) -> int:
-        """Micro-batches from the cursor to the end of the pass, as planned now."""
-        plan = self._steps.plan
-        return -(-self._sampler.remaining // plan.batch_size) * plan.micro_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        self._steps.begin_pass()
-        going = True
-        while going and self._sampler.remaining:
-            plan = self._steps.plan
-            feed = _Feed(self._sampler, plan, self._rank, self._num_replicas)
-            for batch in self._inner(feed):
-                micro = feed.loaded.popleft()
-                self._steps.begin(micro)
-                ended = False
-                try:
-                    yield batch
-                    ended = True
-                finally:
-                    if not ended:
-                        self._leave(micro)
-                if micro.last:
-                    self._sampler.advance(micro.step_samples)
-                going = self._steps.end()
-                if not going or (micro.last and self._steps.plan != plan):
-                    break
-
-    def _leave(self, micro: MicroBatch) -> None:
-        """A loop that is left after its step's update keeps the step; one that is left earlier loses it.
-
-        A loop is left by ``break`` as well as by an error of the script, which may be one rank's alone: what
-        has not come to its update is dropped without a word to the other ranks.
-        """
-        if micro.last and self._steps.stepped:
-            self._sampler.advance(micro.step_samples)
-            self._steps.end()
-        else:
-            self._steps.abandon()
-
-    def _inner(self, feed: "_Feed") -> DataLoader[Any]:
+    def _read(self, plan: BatchPlan) -> Iterator[Read]:
         options = self._options
-        generator = torch.Generator().manual_seed(
-            hash((self._sampler.seed, self._sampler.epoch, self._rank)) & (2**63 - 1)
-        )
-        return DataLoader(
+        feed = _Feed(self._sampler, plan, self._rank, self._num_replicas)
+        loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=feed,
             num_workers=options.num_workers,
             collate_fn=options.collate_fn,
             pin_memory=options.pin_memory,
             worker_init_fn=_WorkerInit(options.worker_init_fn),
-            generator=generator,
+            generator=self._generator(),
         )
+        for batch in loader:
+            yield batch, feed.loaded.popleft(), None
+
+
+class StreamLoader(_Loader):
+    """Of a data set with ``__iter__`` alone, in the order in which it comes.
+
+    More than one worker process could not keep that order, so one does all reading where ``num_workers`` is
+    not 0.
+    """
+
+    _position: StreamPosition
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        position: StreamPosition,
+        steps: Steps,
+        *,
+        rank: int,
+        num_replicas: int,
+        options: LoaderOptions,
+        least: int = 1,
+    ) -> None:
+        super().__init__(position, steps, rank=rank, num_replicas=num_replicas, options=options)
+        self._dataset, self._least = dataset, least
+        self.follows_plan = options.num_workers == 0
+
+    def _read(self, plan: BatchPlan) -> Iterator[Read]:
+        options = self._options
+        reader = StreamReader(
+            self._dataset,
+            self._position,
+            (lambda: self._steps.plan) if self.follows_plan else _Fixed(plan),
+            rank=self._rank,
+            num_replicas=self._num_replicas,
+            least=self._least,
+            collate=options.collate_fn or default_collate,
+        )
+        yield from DataLoader(
+            reader,
+            batch_size=None,
+            num_workers=min(options.num_workers, 1),
+            pin_memory=options.pin_memory,
+            worker_init_fn=_WorkerInit(options.worker_init_fn),
+            generator=self._generator(),
+        )
+
+    def _advance(self, micro: MicroBatch, state: dict[str, Any] | None) -> None:
+        super()._advance(micro, state)
+        self._position.stream = state
+
+    def _end(self) -> None:
+        if self._position.cursor == 0:
+            raise DocumentError("train_set gave no sample in a whole pass; is its source empty or used up?")
+        self._position.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A plan that does not change; unlike a lambda it can be sent to a worker process."""
+
+    plan: BatchPlan
+
+    def __call__(self) -> BatchPlan:
+        return self.plan
 
 
 class _Feed:
@@ -155,11 +270,30 @@ class _WorkerInit:
             self._chained(worker_id)
 
 
-def num_samples(dataset: Dataset[Any]) -> int:
-    """Length of a map-style data set; raises TypeError for one without."""
+def dataset_length(dataset: Dataset[Any], given: int | None) -> int | None:
+    """Samples in a pass: ``given`` for a stream, or its own length if it knows one, else None.
+
+    Raises TypeError for what is neither a map-style data set nor a stream, DocumentError for a length that is
+    given to a data set that has its own.
+    """
+    if isinstance(dataset, IterableDataset):
+        if given is not None and given < 1:
+            raise DocumentError(f"num_samples is {given}; give the samples of a pass, or leave it out")
+        return given if given is not None else _own_length(dataset)
     if not isinstance(dataset, Sized):
         raise TypeError(
             f"train_set is a {type(dataset).__name__} without a length; the elastic loader needs a map-style "
-            "data set (with __len__ and __getitem__)"
+            "data set (with __len__ and __getitem__) or an IterableDataset"
+        )
+    if given is not None and given != len(dataset):
+        raise DocumentError(
+            f"num_samples is {given}, but train_set has {len(dataset)}; leave it out, it is for streams"
         )
     return len(dataset)
+
+
+def _own_length(dataset: object) -> int | None:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -15,7 +15,7 @@ from pollux_agent.torch.checkpoint import CheckpointStore, load
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History
 from pollux_agent.torch.profile import Profile
-from pollux_agent.torch.sampler import ElasticSampler
+from pollux_agent.torch.sampler import Position
 from pollux_agent.torch.state import Stateful, load_rng_state, rng_state
 from pollux_agent.torch.world import World
 
@@ -29,7 +29,7 @@ class Trained:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     sync: GradientSync
-    sampler: ElasticSampler
+    sampler: Position
     history: History
     stateful: Mapping[str, Stateful]
     profiles: dict[str, Profile] = field(default_factory=dict)

@@ -1,22 +1,37 @@
 """Learning-rate scaling rules: Pollux's plug-in SCALE_LR(M0, M) -> lambda, asked before every update."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.model.efficiency import gain
 
+WARM_UP_STEPS = 200
+"""Length of LEGW's warm-up where a job spec names the rule: steps at M0."""
+
 
 class ScalingRule(Protocol):
-    """Gives the factor lambda by which the learning rate chosen for batch size M0 is multiplied."""
+    """Gives the factor lambda by which the learning rate chosen for batch size M0 is multiplied.
+
+    A script may give any object with this method as its rule.
+    """
 
     def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
         """Factor for the update about to be made with ``batch_size`` (M) samples; 1 at M = M0.
 
         ``noise_scale`` is the pre-conditioned gradient noise scale phi in samples, None while unknown.
         """
+        ...
+
+
+@runtime_checkable
+class FollowsExamples(Protocol):
+    """A rule that also depends on how far training is, so that it is asked anew for every update."""
+
+    def follow(self, examples: Callable[[], int]) -> None:
+        """Told once, before the first update, how to ask for the number of samples trained on so far."""
         ...
 
 
@@ -48,6 +63,31 @@ class Linear:
         return batch_size / initial_batch_size
 
 
+class Legw:
+    """Linear-epoch gradual warm-up (You et al. 2019): sqrt(M / M0), reached over M / M0 times the epochs.
+
+    ``warm_up_steps`` is the length of the warm-up at M0 in steps, so it lasts warm_up_steps M samples: as
+    many steps at every batch size. A batch that is raised later warms up for what is left of its length.
+    Raises DocumentError for a negative length.
+    """
+
+    def __init__(self, warm_up_steps: int = WARM_UP_STEPS) -> None:
+        if warm_up_steps < 0:
+            raise DocumentError(f"warm_up_steps is {warm_up_steps}; give 0 or more")
+        self._warm_up_steps = warm_up_steps
+        self._examples: Callable[[], int] | None = None
+
+    def follow(self, examples: Callable[[], int]) -> None:
+        self._examples = examples
+
+    def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
+        full = math.sqrt(batch_size / initial_batch_size)
+        length = self._warm_up_steps * batch_size
+        if self._examples is None or length == 0:
+            return full
+        return full * min(1.0, (self._examples() + batch_size) / length)
+
+
 class Unscaled:
     """1: the learning rate stays as the script set it."""
 
@@ -56,15 +96,41 @@ class Unscaled:
 
 
 RULES: Mapping[str, type[ScalingRule]] = MappingProxyType(
-    {"adascale": AdaScale, "sqrt": SquareRoot, "linear": Linear, "none": Unscaled}
+    {"adascale": AdaScale, "sqrt": SquareRoot, "linear": Linear, "legw": Legw, "none": Unscaled}
 )
 """The rules by the names that a job spec uses."""
 
 
-def rule(name: str) -> ScalingRule:
-    """The rule called ``name``; raises DocumentError naming the known ones."""
+def rule(name: str | ScalingRule) -> ScalingRule:
+    """The rule called ``name``, or the user's own object; raises DocumentError naming the known ones."""
+    if not isinstance(name, str):
+        if not callable(getattr(name, "factor", None)):
+            raise DocumentError(f"scaling_rule: {name!r} has no method `factor`; give it one")
+        return Checked(name)
     try:
         return RULES[name]()
     except KeyError:
         known = ", ".join(RULES)
         raise DocumentError(f"scaling_rule: no rule called {name!r}; use one of {known}") from None
+
+
+class Checked:
+    """A user's rule whose factors are checked: raises DocumentError for one that is no positive number."""
+
+    def __init__(self, own: ScalingRule) -> None:
+        self._own = own
+
+    def follow(self, examples: Callable[[], int]) -> None:
+        if isinstance(self._own, FollowsExamples):
+            self._own.follow(examples)
+
+    def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
+        factor = self._own.factor(
+            batch_size=batch_size, initial_batch_size=initial_batch_size, noise_scale=noise_scale
+        )
+        if not (math.isfinite(factor) and factor > 0):
+            raise DocumentError(
+                f"scaling_rule: {type(self._own).__name__} gave {factor!r} for a batch of {batch_size}; "
+                "a factor is a number above 0"
+            )
+        return float(factor)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import Report
@@ -54,10 +55,12 @@ class Telemetry:
         settings: WorkerSettings | None,
         config: JobConfig,
         history: History,
+        *,
+        memory: Path | None = None,
     ) -> None:
         self._reporter, self._settings, self._config, self._history = reporter, settings, config, history
         self._window = _Window()
-        self._memory = settings.folder.logged if settings is not None else None
+        self._memory = settings.folder.logged if settings is not None else memory
 
     def recall(self) -> None:
         """Take up what was logged after the checkpoint that the history is of, or without any checkpoint."""

@@ -4,14 +4,16 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 
 from pollux_agent.errors import CheckpointError
 from pollux_agent.model.efficiency import gain
+from pollux_agent.report.prior import ask_for_prior
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import process_age_s
@@ -19,6 +21,7 @@ from pollux_agent.torch.journal import Journal
 from pollux_agent.torch.profile import Pace, Profile, StepTimer
 from pollux_agent.torch.sampler import BatchPlan, MicroBatch
 from pollux_agent.torch.saver import Saver, Trained
+from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
@@ -40,6 +43,7 @@ class Parts:
     gpu_type: str
     trained: Trained
     stepper: Stepper
+    schedulers: ProgressSchedulers
     tuner: Tuner
     journal: Journal
     telemetry: Telemetry
@@ -54,8 +58,15 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.asked = False
+        self._before: Any = None
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._handle)
+            self._before = signal.signal(signal.SIGTERM, self._handle)
+
+    def release(self) -> None:
+        """Let SIGTERM do what it did before."""
+        if self._before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -82,10 +93,17 @@ class Training:
         self._resumed, self._began = resumed, False
         self._timer = StepTimer()
         self._lr_factor = 1.0
+        self.after_step: list[Callable[[], None]] = []
+        self.share = 0.0
         self._tune_in = self._tune_every = FIRST_TUNE_STEPS
         self._tuned_s = self._reported_s = time.monotonic()
         self.target: float | None = None
+        parts.schedulers.resume(self._history.progress)
         self.plan = self._agree(self._choose(None), 0)[0]
+        settings = parts.settings
+        if settings is not None and parts.world.rank == 0 and parts.tuner.params is None:
+            tracked = (settings.mlflow_tracking_uri, settings.mlflow_run_id)
+            ask_for_prior(*tracked, parts.gpu_type, parts.tuner.learn)
 
     @property
     def finished(self) -> bool:
@@ -100,10 +118,17 @@ class Training:
     def stepped(self) -> bool:
         return self._parts.stepper.stepped
 
+    def reopen(self) -> None:
+        """The job goes on, whether or not it was complete before."""
+        settings = self._parts.settings
+        if settings is not None and self._parts.world.rank == 0:
+            settings.folder.complete.unlink(missing_ok=True)
+
     def begin_pass(self) -> None:
         self._timer.start()
 
     def begin(self, micro: MicroBatch) -> None:
+        self.share = micro.num_samples / micro.step_samples
         self._parts.stepper.begin(micro)
 
     def end(self) -> bool:
@@ -122,6 +147,8 @@ class Training:
         self._count(step)
         if step.stop:
             self.stop()
+        for call in self.after_step:
+            call()
         self._boundary()
         self._timer.start()
         return not self.finished
@@ -153,6 +180,7 @@ class Training:
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log the user's own figures."""
+        self._parts.tuner.observe(values)
         self._parts.telemetry.log(values)
 
     def checkpoint(self) -> None:
@@ -179,6 +207,7 @@ class Training:
         history.examples += step.samples
         history.max_batch_size_seen = max(history.max_batch_size_seen, step.samples)
         history.progress += progress
+        self._parts.schedulers.advance(history.progress)
         self._lr_factor = step.lr_factor
         if warm and step.samples == self.plan.batch_size:
             world = self._parts.world

@@ -1,12 +1,18 @@
 """The tuner: fits the model to what was measured and chooses the batch split of highest goodput."""
 
+import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pollux_agent.model.fit import fit_throughput
+from pollux_agent.model.fit import ThroughputModel, fit_throughput
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
-from pollux_agent.model.throughput import ThroughputParams, step_time
+from pollux_agent.model.throughput import StepTimes, ThroughputParams
 from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import BatchPlan
+from pollux_agent.torch.watch import ProgressWatch
+
+logger = logging.getLogger(__name__)
 
 MIN_GAIN = 0.05
 """Predicted gain in goodput below which a running job keeps its batch size."""
@@ -26,7 +32,11 @@ class Prediction:
 
 
 class Tuner:
-    """Chooses (m, s) for one placement; ``params`` is the newest fit, None before the first."""
+    """Chooses (m, s) for one placement.
+
+    ``params`` is the newest fit of the paper's model, None before the first; ``model`` is what batches are
+    chosen by: the same, or the fit of ``throughput`` where the user gave another model.
+    """
 
     def __init__(
         self,
@@ -36,15 +46,37 @@ class Tuner:
         num_nodes: int,
         num_replicas: int,
         prior: ThroughputParams | None = None,
+        throughput: ThroughputModel[StepTimes] | None = None,
+        watch: ProgressWatch | None = None,
     ) -> None:
         self._limits, self._adaptive = limits, adaptive
         self._num_nodes, self._num_replicas = num_nodes, num_replicas
         self._prior = prior
+        self._throughput, self._watch = throughput, watch
         self.params = prior
+        self.model: StepTimes | None = prior
+
+    def observe(self, values: Mapping[str, float]) -> None:
+        """Figures that the script logged; the one that is watched tells whether larger batches keep up."""
+        if self._watch is not None and self._watch.name in values:
+            self._watch.observe(float(values[self._watch.name]))
+
+    def learn(self, prior: ThroughputParams) -> None:
+        """Take the fit of an earlier run for what this one has not tried; the first one given counts."""
+        if self._prior is None:
+            self._prior = prior
 
     def refit(self, profile: Profile) -> None:
-        """Fit anew; an impossible fit leaves the last one."""
-        self.params = fit_throughput(profile.observations(), prior=self._prior) or self.params
+        """Fit anew; an impossible fit leaves the last one, and so does an error in the user's model."""
+        observations = profile.observations()
+        self.params = fit_throughput(observations, prior=self._prior) or self.params
+        if self._throughput is None:
+            self.model = self.params
+            return
+        try:
+            self.model = self._throughput.fit(observations) or self.model
+        except Exception as error:  # noqa: BLE001  (a user's code must not end the training)
+            logger.warning("%s cannot be fitted: %r", type(self._throughput).__name__, error)
 
     def choose(
         self, noise_scale: float | None, current: BatchPlan | None, *, largest_batch_size: int
@@ -54,9 +86,20 @@ class Tuner:
         A plan grows to at most twice the ``largest_batch_size`` that this job has trained with: an early
         noise scale is a poor guide far from where it was measured.
         """
+        plan = self._choice(noise_scale, current, largest_batch_size)
+        if self._watch is not None:
+            self._watch.chosen(plan.batch_size)
+        return plan
+
+    def _choice(
+        self, noise_scale: float | None, current: BatchPlan | None, largest_batch_size: int
+    ) -> BatchPlan:
         if not self._adaptive or largest_batch_size == 0:
             return self._first_plan()
-        model = GoodputModel(self.params, noise_scale, self._limits, self._adaptive)
+        limit = int(min(GROWTH * largest_batch_size, self._watch.limit if self._watch else math.inf))
+        if current is not None and current.batch_size > limit:
+            current = None
+        model = GoodputModel(self.model, noise_scale, self._limits, self._adaptive)
         best = model.best(self._num_nodes, self._num_replicas)
         local, micro_batches = int(best.local_batch_size), int(best.accumulation_steps) + 1
         if local == 0:
@@ -67,19 +110,19 @@ class Tuner:
         ):
             return current
         plan = BatchPlan(batch_size=local * micro_batches * self._num_replicas, micro_batches=micro_batches)
-        reach = GROWTH * largest_batch_size
-        if plan.batch_size <= reach:
+        if plan.batch_size <= limit:
             return plan
-        return max(self._plan_of(reach), self._first_plan(), key=lambda plan: plan.batch_size)
+        most = max(self._plan_of(limit), self._first_plan(), key=lambda plan: plan.batch_size)
+        return current if current is not None and current.batch_size >= most.batch_size else most
 
     def predict(self, noise_scale: float | None, plan: BatchPlan) -> Prediction | None:
         """What the model expects of ``plan`` on this placement, None before the first fit."""
-        model = GoodputModel(self.params, noise_scale, self._limits, self._adaptive)
-        if self.params is None or not model.is_fitted:
+        model = GoodputModel(self.model, noise_scale, self._limits, self._adaptive)
+        if self.model is None or not model.is_fitted:
             return None
         local = local_batch_size(plan, self._num_replicas)
         placement = (self._num_nodes, self._num_replicas)
-        seconds = float(step_time(self.params, *placement, local, plan.micro_batches - 1))
+        seconds = float(self.model.step_time(*placement, local, plan.micro_batches - 1))
         throughput = plan.batch_size / seconds
         goodput = float(model.goodput(*placement, local, plan.micro_batches - 1))
         return Prediction(throughput=throughput, efficiency=min(1.0, goodput / throughput), goodput=goodput)

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from math import inf, isfinite, nan
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
-from pollux_agent.model import fit as fit_module
-from pollux_agent.model.fit import Observation, fit_throughput
+from pollux_agent.model.fit import Observation, fit_throughput, paper_tier
 from pollux_agent.model.throughput import ThroughputParams, grad_time, is_sane, step_time
+from pollux_agent.model.tiers import Objective, usable
 
 TRUTH = ThroughputParams(
     alpha_grad=0.05,
@@ -88,15 +88,21 @@ def test_noise_of_five_percent_is_averaged_out() -> None:
     assert mean_error(found, observe(*CONFIGURATIONS)) < 0.05
 
 
-def test_the_gradient_is_exact() -> None:
-    data = fit_module._usable(observe(*CONFIGURATIONS))
-    assert data is not None
-    unit = np.array([*fit_module._units(data), 1.0])
-    point = np.random.default_rng(0).uniform(0.2, 1.5, size=7)
-    point[6] = 2.4
-    _, gradient = fit_module._loss(point, data, unit, {})
-    numeric = approx_fprime(point, lambda x: fit_module._loss(x, data, unit, {})[0], 1e-7)
-    assert gradient == pytest.approx(numeric, abs=1e-5)
+@pytest.mark.parametrize("accumulated", [True, False], ids=["with accumulation", "without"])
+def test_the_gradient_is_exact(accumulated: bool) -> None:
+    profile = observe(*CONFIGURATIONS)
+    if not accumulated:
+        profile = [replace(seen, accum_step_time_s=None) for seen in profile]
+    points = usable(profile, paper_tier, 2)
+    assert points is not None
+    objective = Objective(points)
+    for seed in range(5):
+        factors = np.random.default_rng(seed).uniform(0.3, 3.0, size=7)
+        theta = np.array(astuple(TRUTH)) * factors
+        theta[6] = 1.0 + factors[6]
+        _, gradient = objective(theta)
+        numeric = approx_fprime(theta, lambda x: objective(x)[0], 1e-7 * theta)
+        assert gradient * theta == pytest.approx(numeric * theta, abs=1e-5)
 
 
 def test_on_one_gpu_synchronisation_is_taken_to_be_free() -> None:

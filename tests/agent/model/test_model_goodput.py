@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pollux_agent.model.goodput import BatchLimits, GoodputModel
+from pollux_agent.model.goodput import BatchLimits, GoodputModel, best_of_jobs
 from pollux_agent.model.throughput import ThroughputParams
 
 PARAMS = ThroughputParams(
@@ -125,6 +125,50 @@ def test_reported_goodput_is_that_of_the_reported_split(
     assume(best.goodput > 0)
     again = model.goodput(1, 4, best.local_batch_size, best.accumulation_steps)
     assert float(again) == pytest.approx(float(best.goodput))
+
+
+@given(params=params, noise=exponent(-1, 6), limits=limits, replicas=st.integers(1, 64), spread=st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_one_placement_is_searched_to_within_half_a_percent(
+    params: ThroughputParams, noise: float, limits: BatchLimits, replicas: int, spread: bool
+) -> None:
+    model = GoodputModel(params, noise, limits)
+    nodes = 2 if spread and replicas > 1 else 1
+    assert float(model.best(nodes, replicas).goodput) >= 0.995 * exhaustive(model, nodes, replicas)
+
+
+@given(
+    jobs=st.lists(st.tuples(params, exponent(-1, 6), limits), min_size=1, max_size=5),
+)
+@settings(deadline=None, max_examples=20)
+def test_many_jobs_at_once_and_one_placement_alone_give_the_same(
+    jobs: list[tuple[ThroughputParams, float, BatchLimits]],
+) -> None:
+    models = [GoodputModel(*job) for job in jobs]
+    models += [GoodputModel.unfitted(jobs[0][2]), GoodputModel(*jobs[0], adaptive=False)]
+    nodes, replicas = np.array([[1], [2], [4]]), np.arange(0, 9)
+    together = best_of_jobs(models, nodes, replicas)
+    for row, model in enumerate(models):
+        table = model.best(nodes, replicas)
+        assert np.allclose(together.goodput[row], table.goodput, rtol=1e-9)
+        for index, placement in enumerate(zip(*np.broadcast_arrays(nodes, replicas), strict=True)):
+            for column, (n, k) in enumerate(zip(*placement, strict=True)):
+                alone = model.best(int(n), int(k))
+                assert float(alone.goodput) == pytest.approx(table.goodput[index, column], rel=1e-9)
+                batch = alone.local_batch_size * (alone.accumulation_steps + 1) * k
+                assert batch <= model.limits.max_batch_size
+
+
+@given(
+    values=st.lists(st.one_of(st.floats(), st.sampled_from([0.0, 1e6, -1.0])), min_size=7, max_size=7),
+    noise=st.floats(),
+)
+@settings(deadline=None, max_examples=100)
+def test_garbage_never_raises_nor_gives_a_batch_beyond_the_limits(values: list[float], noise: float) -> None:
+    garbage = ThroughputParams(**dict(zip(ThroughputParams.__dataclass_fields__, values, strict=True)))
+    with np.errstate(all="ignore"):
+        best = GoodputModel(garbage, noise, LIMITS).best(1, 4)
+    assert int(best.local_batch_size) * (int(best.accumulation_steps) + 1) * 4 <= LIMITS.max_batch_size
 
 
 def test_goodput_by_hand() -> None:

@@ -75,6 +75,42 @@ def test_a_step_is_split_evenly_and_ranks_without_samples_borrow_one(
         assert [micro.last for micro in rank] == [False] * (len(rank) - 1) + [True]
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(1, 12))
+def test_no_micro_batch_is_smaller_than_the_least_or_larger_than_memory_holds(
+    num_samples, replicas, micro_batches, least, room
+) -> None:
+    samples, spare = list(range(100, 100 + num_samples)), [7, 8, 9]
+    largest = max(least, room, -(-num_samples // (replicas * micro_batches)))
+    ranks = [
+        list(
+            split_step(
+                samples,
+                micro_batches,
+                rank=rank,
+                num_replicas=replicas,
+                least=least,
+                largest=largest,
+                spare=spare,
+            )
+        )
+        for rank in range(replicas)
+    ]
+    assert len({len(rank) for rank in ranks}) == 1
+    counted = [index for rank in ranks for micro in rank for index in micro.indices[: micro.num_samples]]
+    assert sorted(counted) == samples
+    for micro in (micro for rank in ranks for micro in rank):
+        assert least <= len(micro.indices) <= largest
+        assert set(micro.indices) <= {*samples, *spare}
+        assert len(micro.indices) == max(micro.num_samples, least)
+
+
+def test_a_micro_batch_is_filled_up_only_where_there_is_no_other_way() -> None:
+    samples = list(range(5))
+    ranks = [list(split_step(samples, 2, rank=r, num_replicas=4, least=2, largest=4)) for r in range(4)]
+    assert [[micro.num_samples for micro in rank] for rank in ranks] == [[3], [2], [0], [0]]
+
+
 def test_a_full_step_gives_every_micro_batch_the_same_size() -> None:
     (first, second) = split_step(list(range(48)), 2, rank=1, num_replicas=3)
     assert (first.num_samples, second.num_samples) == (8, 8)

@@ -1,12 +1,16 @@
 """The tuner, and the step times that it learns from."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import pytest
 
+from pollux_agent.model.fit import Observation
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.torch.profile import KEPT_TIMES, WARM_UP_STEPS, Pace, Profile, StepTimer
 from pollux_agent.torch.sampler import BatchPlan
-from pollux_agent.torch.tuner import Tuner
+from pollux_agent.torch.tuner import Tuner, local_batch_size
 
 PARAMS = ThroughputParams(
     alpha_grad=0.1,
@@ -167,3 +171,57 @@ def test_waiting_earns_the_pace_no_long_burst() -> None:
     clock.work(1.0)
     pace.pause()
     assert clock.now - before == pytest.approx(2.0, abs=0.11)
+
+
+def test_an_earlier_run_stands_in_for_what_this_one_has_not_tried() -> None:
+    profile = Profile()
+    for local in (8, 32, 128):
+        profile.record((1, 1, local), accum_s=[0.1 + 0.001 * local], optim_s=0.1 + 0.001 * local)
+    fitting = tuner(1, fitted=False)
+    fitting.refit(profile)
+    assert fitting.params is not None
+    assert fitting.params.alpha_sync_node == 0.0
+    fitting.learn(PARAMS)
+    fitting.refit(profile)
+    assert fitting.params.alpha_sync_node == pytest.approx(PARAMS.alpha_sync_node)
+    assert fitting.params.alpha_grad == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 4])
+def test_a_noisy_but_stationary_profile_leaves_the_batch_alone(num_replicas: int) -> None:
+    """Step times vary by 10 % and the noise scale by 5 % around one value; only a real gain changes M."""
+    rng = np.random.default_rng(2)
+    choosing = tuner(num_replicas, fitted=False)
+    profile, plan, plans = Profile(), AT_M0, []
+    for _ in range(60):
+        local = local_batch_size(plan, num_replicas)
+        for _ in range(20):
+            grad_s, sync_s = 0.1 + 0.001 * local, 0.0 if num_replicas == 1 else 0.2
+            accum_s = [grad_s * rng.lognormal(0, 0.1) for _ in range(plan.micro_batches - 1)]
+            profile.record(
+                (1, num_replicas, local), accum_s=accum_s, optim_s=(grad_s + sync_s) * rng.lognormal(0, 0.1)
+            )
+        choosing.refit(profile)
+        noise_scale = 500.0 * rng.lognormal(0, 0.05)
+        plan = choosing.choose(noise_scale, plan, largest_batch_size=1024)
+        plans.append(plan)
+    assert plans[-1].batch_size > AT_M0.batch_size
+    assert len(set(plans[10:])) == 1
+
+
+class Broken:
+    """A throughput model whose fit always fails."""
+
+    def fit(self, profile: Iterable[Observation], *, prior: ThroughputParams | None = None) -> None:
+        raise ZeroDivisionError("no data")
+
+
+def test_an_error_in_the_users_throughput_model_does_not_end_the_training(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    choosing = Tuner(LIMITS, adaptive=True, num_nodes=1, num_replicas=2, throughput=Broken())
+    profile = Profile()
+    profile.record((1, 2, 16), accum_s=[], optim_s=0.2)
+    choosing.refit(profile)
+    assert choosing.choose(5000.0, AT_M0, largest_batch_size=32) == AT_M0
+    assert "Broken" in caplog.text

@@ -1,5 +1,7 @@
 """A training script for tests: SEEN READY [--workers N] [--wait-at STEP] [--raise-at STEP].
 
+Without a driver also [--checkpoint-dir FOLDER] [--epochs N] [--batch-size N].
+
 Notes every sample that it trained on in the file SEEN. With --wait-at it makes the file READY after that many
 steps of its own and then trains on slowly, so that a test can stop it in mid-pass.
 """
@@ -20,6 +22,9 @@ parser.add_argument("ready", type=Path)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--wait-at", type=int, default=-1)
 parser.add_argument("--raise-at", type=int, default=-1)
+parser.add_argument("--checkpoint-dir")
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--batch-size", type=int, default=999)  # under a driver the spec's counts
 arguments = parser.parse_args()
 
 model = linear_model()
@@ -29,13 +34,15 @@ job = pollux.ElasticJob(
     model,
     optimizer,
     Line(),
-    batch_size=999,  # the spec's counts
+    batch_size=arguments.batch_size,
+    max_batch_size=arguments.batch_size,
     num_workers=arguments.workers,
+    checkpoint_dir=arguments.checkpoint_dir,
     stateful={"scheduler": scheduler},
 )
 turns = 0
 with open(arguments.seen, "a", buffering=1) as seen:
-    for epoch in job.epochs(1):
+    for epoch in job.epochs(arguments.epochs):
         for inputs, targets, indices in job.loader:
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(job.model(inputs).squeeze(1), targets)

@@ -1,0 +1,109 @@
+"""The MLflow run of a training that no scheduler started: found, gone on with, or made."""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pollux_agent.protocol import Report
+from pollux_agent.records import write_atomic
+from pollux_agent.report.base import NullReporter, Reporter, RunStatus
+from pollux_agent.report.client import connect, in_words
+from pollux_agent.report.reporter import MlflowReporter
+from pollux_agent.settings import TrackingSettings
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 10
+
+
+def open_run(
+    tracking: TrackingSettings | None, *, name: str, incarnation: int, memory: Path | None = None
+) -> Reporter:
+    """A reporter to the script's own active run, else to the run named in ``tracking`` or in the file
+    ``memory``, else to a new one called ``name``, which is noted there; without ``tracking`` to nowhere.
+
+    The script's own run is left open at the end. Where MLflow does not answer, a warning says so and nothing
+    is reported.
+    """
+    own = _active_run()
+    if own is not None:
+        uri, run_id = own
+        return OpenEnded(MlflowReporter(uri, run_id, incarnation))
+    if tracking is None:
+        return NullReporter()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client = connect(tracking.tracking_uri, timeout_s=_TIMEOUT_S)
+        run_id = tracking.run_id or _recalled(tracking, memory)
+        if run_id:
+            client.update_run(run_id, status="RUNNING")
+        else:
+            run_id = _new_run(client, tracking, name)
+            _remember(tracking, run_id, memory)
+    except (MlflowException, OSError, ImportError) as error:
+        logger.warning("this training is not reported to MLflow: %s", in_words(error, tracking.tracking_uri))
+        return NullReporter()
+    return MlflowReporter(tracking.tracking_uri, run_id, incarnation)
+
+
+class OpenEnded:
+    """A reporter to a run that is not ours to end."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    @property
+    def fenced(self) -> bool:
+        return self._reporter.fenced
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self._reporter.metrics(values, step)
+
+    def report(self, report: Report) -> None:
+        self._reporter.report(report)
+
+    def artifact(self, name: str, data: bytes) -> None:
+        self._reporter.artifact(name, data)
+
+    def finish(self, status: RunStatus) -> None:
+        """The run stays open."""
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        return self._reporter.close(timeout_s)
+
+
+def _active_run() -> tuple[str, str] | None:
+    """(tracking URI, id) of the run that the script has open, None where it has none or no mlflow."""
+    mlflow = sys.modules.get("mlflow")
+    run = mlflow.active_run() if mlflow is not None and hasattr(mlflow, "active_run") else None
+    return None if mlflow is None or run is None else (str(mlflow.get_tracking_uri()), str(run.info.run_id))
+
+
+def _new_run(client: "MlflowClient", tracking: TrackingSettings, name: str) -> str:
+    wanted = tracking.experiment_name or "Default"
+    experiment = client.get_experiment_by_name(wanted)
+    experiment_id = experiment.experiment_id if experiment is not None else client.create_experiment(wanted)
+    return str(client.create_run(experiment_id, run_name=name).info.run_id)
+
+
+def _recalled(tracking: TrackingSettings, memory: Path | None) -> str:
+    """The run of an earlier start on the same server, empty if there is none."""
+    try:
+        noted = json.loads(memory.read_text()) if memory is not None else {}
+    except (OSError, ValueError):
+        return ""
+    same = isinstance(noted, dict) and noted.get("tracking_uri") == tracking.tracking_uri
+    return str(noted.get("run_id", "")) if same else ""
+
+
+def _remember(tracking: TrackingSettings, run_id: str, memory: Path | None) -> None:
+    if memory is not None:
+        note = {"tracking_uri": tracking.tracking_uri, "run_id": run_id}
+        write_atomic(memory, json.dumps(note).encode())

@@ -1,0 +1,107 @@
+"""Whether training follows its progress: the check on a learning-rate rule that breaks down.
+
+Progress is predicted, not measured: a step of M samples counts for its gain (Pollux Eq. 7) on the trust that
+the rule makes as much of it. Where that holds, the loss as a function of progress is one curve, whatever the
+batch size; where the rule breaks down (Pollux section 6 leaves this open) the loss falls behind that curve.
+"""
+
+import logging
+import math
+from collections import deque
+
+import numpy as np
+
+from pollux_agent.torch.history import History
+
+logger = logging.getLogger(__name__)
+
+POINTS = 8
+"""Figures needed before a batch is raised, and after it before the raise is judged."""
+_KEPT = 256
+_REACH = 1.25
+"""A raise is judged once progress is this much above where it was made."""
+_SHARE = 0.5
+"""Less than this share of the predicted fall is behind, if the noise does not explain it."""
+_ERRORS = 3.0
+
+
+class ProgressWatch:
+    """Watches one figure that falls in training, such as the loss of a step.
+
+    The figures before a raise of the batch give the curve, figure = a - b log(progress), that those after it
+    must follow. Until a raise is judged there is no further one; one that fell behind is taken back, and no
+    batch above the last one that kept up is used any more. What was judged is in ``history``.
+    """
+
+    def __init__(self, name: str, history: History) -> None:
+        self.name = name
+        self._history = history
+        self._before: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._after: list[tuple[float, float]] = []
+        self._trial: tuple[int, float] | None = None
+        self._said = False
+
+    @property
+    def limit(self) -> float:
+        """The largest batch in samples that may be chosen now; infinite while nothing speaks against more."""
+        history = self._history
+        if history.held_batch_size:
+            return history.held_batch_size
+        if self._trial is not None:
+            return self._trial[0]
+        if len(self._before) >= POINTS:
+            return math.inf
+        if not self._said:
+            self._said = True
+            logger.info("the batch is raised once %s was logged %d times", self.name, POINTS)
+        return max(history.trusted_batch_size, 1)
+
+    def chosen(self, batch_size: int) -> None:
+        """The next steps have ``batch_size`` samples."""
+        history = self._history
+        if history.trusted_batch_size == 0:
+            history.trusted_batch_size = batch_size
+        if self._trial is None and batch_size > history.trusted_batch_size and not history.held_batch_size:
+            self._trial = (batch_size, history.progress)
+            self._after = []
+
+    def observe(self, value: float) -> None:
+        """Take in the figure at the present progress; not finite means that training came apart."""
+        progress = self._history.progress
+        if self._trial is None:
+            if math.isfinite(value) and progress > 0:
+                self._before.append((progress, value))
+            return
+        batch_size, began = self._trial
+        self._after.append((progress, value))
+        if not math.isfinite(value):
+            self._take_back(f"{self.name} is {value} with batches of {batch_size}")
+        elif len(self._after) >= POINTS and progress >= _REACH * began:
+            self._judge(batch_size, began)
+
+    def _judge(self, batch_size: int, began: float) -> None:
+        curve = np.array(self._before)
+        slope, offset = np.polyfit(np.log(curve[:, 0]), curve[:, 1], 1)
+        spread = float(np.std(curve[:, 1] - offset - slope * np.log(curve[:, 0]), ddof=2))
+        latest = np.array(self._after[-max(POINTS, len(self._after) // 2) :])
+        predicted = float(np.mean(offset + slope * np.log(latest[:, 0])))
+        start, found = float(offset + slope * math.log(began)), float(np.mean(latest[:, 1]))
+        error = spread * math.sqrt(1.0 / len(latest) + 2.0 / len(curve))
+        if start - found < _SHARE * (start - predicted) and found - predicted > _ERRORS * error:
+            self._take_back(
+                f"since batches were raised to {batch_size} at progress {began:.0f}, {self.name} went from "
+                f"{start:.4g} to {found:.4g}, but {predicted:.4g} was predicted"
+            )
+            return
+        self._history.trusted_batch_size = batch_size
+        self._before.extend(self._after)
+        self._trial, self._after = None, []
+
+    def _take_back(self, why: str) -> None:
+        self._history.held_batch_size = self._history.trusted_batch_size
+        self._trial, self._after = None, []
+        logger.warning(
+            "%s: the learning-rate rule does not carry that far, so batches stay at %d or less",
+            why,
+            self._history.held_batch_size,
+        )

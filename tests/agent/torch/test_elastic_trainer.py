@@ -1,0 +1,257 @@
+"""Hugging Face's Trainer, made elastic: trains as the plain one does, on any split, and resumes."""
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gang import run_gang
+from torch.utils.data import Dataset
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from pollux_agent.errors import DocumentError
+from pollux_agent.huggingface import ElasticTrainer
+from pollux_agent.torch.sampler import ElasticSampler
+
+SAMPLES = 40
+
+
+class Texts(Dataset[dict[str, torch.Tensor]]):
+    """Random texts of 8 tokens, each with a rule to learn: a token is the one before plus one."""
+
+    def __init__(self, count: int = SAMPLES) -> None:
+        starts = torch.randint(16, (count, 1), generator=torch.Generator().manual_seed(0))
+        self.tokens = (starts + torch.arange(8)) % 16
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def tiny_model() -> GPT2LMHeadModel:
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=0))
+
+
+def arguments(folder: Path, local: int = 8, **changes: Any) -> TrainingArguments:
+    plain: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "per_device_train_batch_size": local,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "max_grad_norm": 0.5,
+        "save_strategy": "no",
+        "logging_steps": 4,
+        "seed": 3,
+    }
+    return TrainingArguments(**(plain | changes))
+
+
+def elastic(folder: Path, local: int = 8, **changes: Any) -> ElasticTrainer:
+    own = ("checkpoint_dir", "callbacks", "eval_dataset", "max_batch_size", "batch_size")
+    given = {"batch_size": 8, "max_batch_size": 8} | {
+        name: changes.pop(name) for name in own if name in changes
+    }
+    return ElasticTrainer(
+        tiny_model(), args=arguments(folder, local, **changes), train_dataset=Texts(), **given
+    )
+
+
+def weights(trainer: Trainer) -> list[float]:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]).tolist()
+
+
+class Ordered(Trainer):
+    """The plain Trainer over the same batches as the elastic sampler's."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return _Order(len(self.train_dataset))
+
+
+class _Order(torch.utils.data.Sampler[int]):
+    def __init__(self, count: int) -> None:
+        self.sampler = ElasticSampler(count, seed=3)
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return self.sampler.num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler.epoch, self.passes = self.passes, self.passes + 1
+        return iter(self.sampler.order().tolist())
+
+
+def logged(trainer: Trainer) -> list[dict[str, float]]:
+    """The losses and rates of a training's log."""
+    names = ("loss", "learning_rate", "epoch", "step")
+    return [{name: row[name] for name in names} for row in trainer.state.log_history if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Ordered:
+    trainer = Ordered(tiny_model(), args=arguments(tmp_path_factory.mktemp("plain")), train_dataset=Texts())
+    trainer.train()
+    return trainer
+
+
+LABELS, PREDICTED = 8, 7
+"""Tokens of a text: the Trainer's loss is per label, though the first of them is not predicted."""
+
+
+@pytest.mark.parametrize("local", [8, 2])
+def test_on_one_process_it_trains_as_the_plain_trainer_does(
+    plain: Ordered, tmp_path: Path, local: int
+) -> None:
+    trainer = elastic(tmp_path, local)
+    output = trainer.train()
+    assert output.global_step == trainer.state.global_step == trainer.state.max_steps == 10
+    assert weights(trainer) == pytest.approx(weights(plain), abs=1e-4)
+    for mine, theirs in zip(logged(trainer), logged(plain), strict=True):
+        assert mine["loss"] * PREDICTED / LABELS == pytest.approx(theirs["loss"], rel=1e-3)
+        assert {**mine, "loss": 0} == {**theirs, "loss": 0}
+    assert trainer.job is not None and trainer.job.complete
+
+
+def member(folder: Path, local: int) -> dict[str, Any]:
+    from torch import distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")  # asked for, though the group is there
+    trainer = elastic(folder, local, eval_dataset=Texts(7), eval_strategy="steps", eval_steps=4)
+    trainer.train()
+    assert trainer.job is not None
+    losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    return {
+        "weights": weights(trainer),
+        "losses": losses,
+        "steps": trainer.job.step,
+        "log": logged(trainer),
+    }
+
+
+def test_on_two_processes_it_trains_as_on_one_and_evaluates(plain: Ordered, tmp_path: Path) -> None:
+    first, second = run_gang(2, member, tmp_path, 2)
+    assert first == second
+    assert first["weights"] == pytest.approx(weights(plain), abs=1e-4)
+    assert first["steps"] == 10
+    assert len(first["losses"]) == 2 + 1  # at 4 and 8, and the Trainer's own at the end
+    for mine, theirs in zip(first["log"], logged(plain), strict=True):
+        assert mine["loss"] * PREDICTED / LABELS == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+class StopAt(TrainerCallback):
+    """Has the job stop as a scheduler would."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.trainer = step, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.trainer.job.stop()
+
+
+def test_it_resumes_where_it_was_stopped_with_history_and_callbacks(plain: Ordered, tmp_path: Path) -> None:
+    stopper = StopAt(5)
+    patience = EarlyStoppingCallback(early_stopping_patience=99)
+    better = {"metric_for_best_model": "eval_loss", "greater_is_better": True}  # it never gets better
+    first = elastic(
+        tmp_path,
+        checkpoint_dir=tmp_path / "kept",
+        callbacks=[stopper, patience],
+        eval_dataset=Texts(7),
+        eval_strategy="steps",
+        eval_steps=2,
+        **better,
+    )
+    stopper.trainer = first
+    with pytest.raises(SystemExit):
+        first.train()
+    assert first.state.global_step in (5, 6)
+    waited = patience.early_stopping_patience_counter
+    assert waited > 0
+    again = EarlyStoppingCallback(early_stopping_patience=99)
+    second = elastic(
+        tmp_path,
+        4,
+        checkpoint_dir=tmp_path / "kept",
+        callbacks=[again],
+        eval_dataset=Texts(7),
+        eval_strategy="steps",
+        eval_steps=2,
+        **better,
+    )
+    second.train()
+    assert second.state.global_step == 10
+    assert weights(second) == pytest.approx(weights(plain), abs=1e-4)
+    steps = [row["step"] for row in second.state.log_history if "eval_loss" in row]
+    assert steps == sorted(set(steps)) and steps[0] == 2
+    assert again.early_stopping_patience_counter > waited
+    assert second.state.best_metric is not None
+
+
+def test_early_stopping_ends_the_job(tmp_path: Path) -> None:
+    trainer = elastic(
+        tmp_path,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+        eval_dataset=Texts(7),
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="eval_loss",
+        greater_is_better=True,
+    )
+    trainer.train()
+    assert trainer.job is not None and trainer.job.complete
+    assert trainer.state.global_step == 2
+
+
+def test_it_saves_and_loads_the_best_model_as_the_trainer_does(tmp_path: Path) -> None:
+    trainer = elastic(
+        tmp_path,
+        eval_dataset=Texts(7),
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=5,
+        save_steps=5,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-5"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-10")
+
+
+def test_steps_are_counted_at_m0_whatever_the_batch_size(tmp_path: Path) -> None:
+    trainer = elastic(tmp_path, 4, batch_size=4, max_batch_size=64, max_steps=24, logging_steps=3)
+    trainer.train()
+    assert trainer.job is not None
+    assert trainer.state.global_step == 24 == round(trainer.job.progress)
+    assert trainer.lr_scheduler.last_epoch == 24
+    steps = [row["step"] for row in logged(trainer)]
+    assert all(earlier < later for earlier, later in pairwise(steps))
+    assert all(0 < row["loss"] < 4 for row in logged(trainer))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"auto_find_batch_size": True}], ids=["a batch size that is searched by failing"]
+)
+def test_what_sizes_batches_in_its_own_way_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(DocumentError, match="ElasticTrainer"):
+        elastic(tmp_path, **changes)
