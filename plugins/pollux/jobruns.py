@@ -44,6 +44,20 @@ def job_records(
     return found, left_out
 
 
+def seen_records(
+    store: ModelStore, view: ClusterView, settings: Settings
+) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
+    """As :func:`job_records`, but no run is made or opened again, and so no job is left out."""
+    reports = store.reports()
+    found = {
+        job.job_id: reports.get(job.job_id)
+        or JobRecord(run_id=job.mlflow_run_id or "", remarks=("not fitted yet: it has no open MLflow run",))
+        for job in view.jobs
+        if is_ours(job, settings)
+    }
+    return found, {}
+
+
 def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
     """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
 

@@ -35,20 +35,21 @@ def cycle(
     from pollux_agent.protocol import to_plain
 
     config = open_settings(state)
+    config = replace(config, shadow=config.shadow or shadow)
     if not config.mlflow_tracking_uri:
         typer.echo("MLFLOW_TRACKING_URI: not set; name the MLflow server that the jobs report to", err=True)
         raise typer.Exit(2)
     store = ModelStore(
         config.mlflow_tracking_uri,
         experiment=config.experiment,
-        decisions_experiment=config.decisions_experiment,
+        decisions_experiment=config.decisions_recorded_in,
         deployment=config.deployment,
     )
     try:
         result = run_once(
             LocalCluster(config.socket),
             store,
-            replace(config, shadow=config.shadow or shadow),
+            config,
             now=time.time(),
             holder=f"{config.deployment}/by-hand/{socket.gethostname()}/{os.getpid()}",
             records=Records(config.decisions),

@@ -55,7 +55,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
         ModelStore(
             config.mlflow_tracking_uri,
             experiment=config.experiment,
-            decisions_experiment=config.decisions_experiment,
+            decisions_experiment=config.decisions_recorded_in,
             deployment=config.deployment,
         ),
         config,
@@ -64,7 +64,8 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
         holder=f"{config.deployment}/{run_id}",
         records=Records(config.decisions),
     )
-    look_for_orphans(cluster, config, log)
+    if not config.shadow:
+        look_for_orphans(cluster, config, log)
     if result.skipped:
         log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
