@@ -73,11 +73,18 @@ def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
         except UnknownJob:
             continue
         if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
-            phase = job.status.phase
-            how = "ended by user" if job.status.stop in ("success", "failed") else phase
-            store.close_run(record.run_id, _STATUS[phase], how=how, message=job.status.message)
+            close_run(store, job)
             closed.append(job_id)
     return tuple(closed)
+
+
+def close_run(store: ModelStore, job: ClusterJob) -> None:
+    """End the run of a job that is over, as the job ended; nothing happens where it has none."""
+    if job.mlflow_run_id is None:
+        return
+    phase = job.status.phase
+    how = "ended by user" if job.status.stop in ("success", "failed") else phase
+    store.close_run(job.mlflow_run_id, _STATUS[phase], how=how, message=job.status.message)
 
 
 def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobRecord | None) -> JobRecord:

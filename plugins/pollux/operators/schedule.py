@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from pollux.errors import PolluxError
+from pollux.errors import ClusterUnavailable, PolluxError
 from pollux.settings import Settings, settings
 
 if TYPE_CHECKING:
+    from pollux.cluster.k8s import KubeCluster
     from pollux.cluster.local import LocalCluster
 
 STARTUP_S = 15.0
@@ -39,17 +40,18 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     A cycle that decides nothing ends as a skipped task, with the reason in the log: Airflow's own line keeps
     what the exception says to itself.
     """
-    from pollux.cluster.local import LocalCluster
     from pollux.cycle import run_once
     from pollux.record import Records
     from pollux.store import ModelStore
 
     config = settings()
-    if config.cluster != "local":
-        raise AirflowException(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
     if not config.mlflow_tracking_uri:
         raise AirflowException("MLFLOW_TRACKING_URI: not set; name the MLflow server that jobs report to")
-    cluster = LocalCluster(config.socket)
+    try:
+        cluster = open_cluster(config)
+    except ClusterUnavailable as error:
+        log.warning("Skipped: %s", error)
+        raise AirflowSkipException(str(error)) from None
     result = run_once(
         cluster,
         ModelStore(
@@ -81,7 +83,22 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     return {"decision": result.decision, "actions": len(result.actions)}
 
 
-def look_for_orphans(cluster: "LocalCluster", config: Settings, log: logging.Logger) -> None:
+def open_cluster(config: Settings) -> "LocalCluster | KubeCluster":
+    """The cluster that the settings name; raises ConfigError, ClusterUnavailable."""
+    if config.cluster == "local":
+        from pollux.cluster.local import LocalCluster
+
+        return LocalCluster(config.socket)
+    from pollux.cluster.k8s import KubeCluster, kube_settings
+    from pollux.cluster.k8s.calls import translated
+    from pollux_agent.driver.kube.api import open_api
+
+    kube = kube_settings()
+    with translated("connection to Kubernetes"):
+        return KubeCluster(open_api(kube.config, kube.context), kube)
+
+
+def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, log: logging.Logger) -> None:
     """End jobs whose task does not come back for them; without Airflow or cluster that waits a cycle."""
     from pollux.airflow_api import AirflowApi
     from pollux.orphans import ask_airflow, end_orphans
