@@ -48,7 +48,11 @@ def up(
     """
     plan.check()
     plan = replace(
-        plan, state=plan.state.absolute(), dags=plan.dags.absolute(), scripts=plan.scripts.absolute()
+        plan,
+        state=plan.state.absolute(),
+        dags=plan.dags.absolute(),
+        scripts=plan.scripts.absolute(),
+        databases=plan.databases and plan.databases.absolute(),
     )
     plan.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = read_record(plan.state)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from pollux.stack.databases import databases
 from pollux.stack.ports import LOOPBACK
 from pollux.stack.processes import MARK_VARIABLE
 from pollux.stack.record import StackRecord
@@ -17,8 +18,6 @@ from pollux_agent.records import write_atomic
 
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
-_LOCK_WAIT_S = 30
-"""How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +109,10 @@ def _mlflow(record: StackRecord) -> Service:
     folder = record.plan.state / "mlflow"
     command = (
         *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(record.mlflow_port)),
-        *("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
         *("--artifacts-destination", str(folder / "artifacts"), "--workers", "1"),
     )
     environ = base_environment(record) | _small() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environ["MLFLOW_BACKEND_STORE_URI"] = databases(record.plan.state, record.plan.databases).mlflow
     del environ["MLFLOW_TRACKING_URI"]
     return Service(
         name="mlflow",
@@ -169,7 +168,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "workers": "1",
             "expose_stacktrace": "False",
         },
-        "database": {"sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout={_LOCK_WAIT_S}"},
+        "database": {"sql_alchemy_conn": databases(record.plan.state, record.plan.databases).airflow},
         "dag_processor": {
             "refresh_interval": "5",
             "min_file_process_interval": "30",
