@@ -38,6 +38,9 @@ def user_pod(operator: KubernetesPodOperator, context: Any) -> Mapping[str, Any]
             operator.kubernetes_conn_id = None
     if operator.namespace is None:
         operator.namespace = kube.namespace
+    given = (operator.pod_template_file, operator.pod_template_dict, operator.full_pod_spec)
+    if kube.pod_template is not None and not any(given):
+        operator.pod_template_file = str(kube.pod_template)
     wants_xcom, operator.do_xcom_push = operator.do_xcom_push, False  # a worker pod needs no sidecar for it
     try:
         pod = operator.build_pod_request_obj(context)

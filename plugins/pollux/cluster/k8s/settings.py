@@ -30,6 +30,7 @@ class KubeSettings:
     resources that count as GPUs; nodes carry the type of the first one in ``gpu_type_label``, and any other
     is a type of its own. ``tolerations`` are given to all job pods. ``jobs_volume`` is a pod's volume source,
     such as ``{"persistentVolumeClaim": {"claimName": "pollux-jobs"}}``, that every node can mount.
+    ``pod_template`` is a file with the pod of tasks that name none themselves: image, volumes, resources.
     ``driver_image`` runs drivers (default: the task's image), ``driver_service_account`` is theirs, and
     ``driver_env`` their extra variables. ``python`` starts workers and drivers in their images.
     ``mlflow_tracking_uri`` is MLflow's address as pods see it (default: the scheduler's). A node that is not
@@ -43,6 +44,7 @@ class KubeSettings:
     gpu_resources: Annotated[tuple[str, ...], Field(min_length=1)] = ("nvidia.com/gpu",)
     gpu_type_label: str = "nvidia.com/gpu.product"
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    pod_template: Path | None = None
     jobs_volume: Mapping[str, Any] | None = None
     driver_image: str = ""
     driver_service_account: str = ""
