@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-TOP = Path(__file__).resolve().parents[2]
+TOP = Path(__file__).resolve().parents[1]
 CHART = TOP / "charts" / "pollux"
 TOOLS = Path(sys.executable).parent
 NAMESPACE = "pollux-system"

@@ -1,11 +1,14 @@
 """The chart on a real API server: accepted, installed, upgraded, taken away, and what its rights allow."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from helm_runs import CHART, NAMESPACE, VALUE_SETS, render, run_tool
 
 from pollux.doctor.rights import ROLES, Right
@@ -29,6 +32,32 @@ def helm(admin: Path, *arguments: str, values: Mapping[str, Any] = VALUES) -> No
         "helm", *arguments, "--namespace", NAMESPACE, "--values", "-",
         kubeconfig=admin, stdin=json.dumps(values),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def admin(kube: Any) -> Path:
+    """The kubeconfig of an administrator."""
+    found: Path = kube.kubeconfig
+    return found
+
+
+@pytest.fixture(scope="module")
+def kubeconfig_of(admin: Path) -> Iterator[KubeconfigOf]:
+    """Make the kubeconfig of a ServiceAccount, with a token that the API server issued."""
+    folder = Path(tempfile.mkdtemp(prefix="pollux-accounts-"))
+
+    def make(namespace: str, account: str) -> Path:
+        made = run_tool("kubectl", "create", "token", account, "-n", namespace, kubeconfig=admin)
+        config = yaml.safe_load(admin.read_text())
+        (context,) = (c for c in config["contexts"] if c["name"] == config["current-context"])
+        config["users"] = [{"name": "account", "user": {"token": made.stdout.strip()}}]
+        context["context"]["user"] = "account"
+        path = folder / f"{namespace}-{account}"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    yield make
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
