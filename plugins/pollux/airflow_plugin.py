@@ -9,7 +9,7 @@ from airflow.plugins_manager import AirflowPlugin
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from pollux.cluster.local import LocalCluster
+from pollux.cluster.opening import open_cluster
 from pollux.cluster_page import SCRIPT, gather, page_json, render
 from pollux.errors import ClusterUnavailable, ConfigError, SnapshotError, StoreError, UnknownJob
 from pollux.metrics import exposition, last_cycle, may_read
@@ -56,7 +56,7 @@ def _pages() -> APIRouter:
     ) -> RedirectResponse:
         """The job's MLflow run, also for a job whose run was made after its submission."""
         try:
-            job = LocalCluster(config.socket).job(job_id)
+            job = open_cluster(config).job(job_id)
         except UnknownJob as error:
             raise HTTPException(404, str(error)) from None
         except ClusterUnavailable as error:

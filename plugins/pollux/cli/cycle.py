@@ -27,7 +27,7 @@ def cycle(
     Ends with 1 if the cycle was skipped, because another scheduler is at work, or the cluster or MLflow does
     not answer.
     """
-    from pollux.cluster.local import LocalCluster
+    from pollux.cluster.opening import open_cluster
     from pollux.cycle import run_once
     from pollux.errors import PolluxError
     from pollux.record import Records
@@ -47,7 +47,7 @@ def cycle(
     )
     try:
         result = run_once(
-            LocalCluster(config.socket),
+            open_cluster(config),
             store,
             config,
             now=time.time(),

@@ -40,6 +40,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     A cycle that decides nothing ends as a skipped task, with the reason in the log: Airflow's own line keeps
     what the exception says to itself.
     """
+    from pollux.cluster.opening import open_cluster
     from pollux.cycle import run_once
     from pollux.record import Records
     from pollux.store import ModelStore
@@ -81,21 +82,6 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     for step, seconds in result.wall_clock_s.items():
         log.info("%s took %.3f s", step, seconds)
     return {"decision": result.decision, "actions": len(result.actions)}
-
-
-def open_cluster(config: Settings) -> "LocalCluster | KubeCluster":
-    """The cluster that the settings name; raises ConfigError, ClusterUnavailable."""
-    if config.cluster == "local":
-        from pollux.cluster.local import LocalCluster
-
-        return LocalCluster(config.socket)
-    from pollux.cluster.k8s import KubeCluster, kube_settings
-    from pollux.cluster.k8s.calls import translated
-    from pollux_agent.driver.kube.api import open_api
-
-    kube = kube_settings()
-    with translated("connection to Kubernetes"):
-        return KubeCluster(open_api(kube.config, kube.context), kube)
 
 
 def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, log: logging.Logger) -> None:
