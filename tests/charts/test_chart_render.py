@@ -252,6 +252,6 @@ def test_every_value_is_described_and_in_the_readme() -> None:
 def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = []
     for key, value in values.items():
-        deeper = isinstance(value, dict) and value and key not in ("selector", "labels", "resources")
+        deeper = isinstance(value, dict) and value and key not in ("selector", "labels", "resources", "securityContext")
         found += _leaves(value, (*path, key)) if deeper else [(*path, key)]
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_images import TOP, instructions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def installed(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
         if word == "RUN" and "pip install" in text
     )  # fmt: skip
     step = step.replace("/opt/pollux", str(target)).replace("python3 ", f"{sys.executable} ", 1)
-    step = step.replace(" --no-cache-dir", "")
+    step = step.replace(" --no-cache-dir", " --no-compile")
     done = subprocess.run(
         ["/bin/bash", "-euo", "pipefail", "-c", step],
         cwd=context,
@@ -106,4 +106,4 @@ def test_wheels_hold_the_packages_alone_and_work(
     run(installed, environ, "pip", "check")
     where = run(installed, environ, "python", "-c", "import pollux, pollux_agent; print(pollux.__file__)")
     assert str(installed.parent) in where
-    assert "policy" in run(installed, environ, "pollux", "solve", "--help")
+    assert "snapshot" in run(installed, environ, "pollux", "solve", "--help").lower()
