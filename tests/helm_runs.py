@@ -60,6 +60,7 @@ VALUE_SETS: Mapping[str, Mapping[str, Any]] = {
                 {"name": "airflow-worker", "namespace": "airflow"},
                 {"name": "airflow-triggerer"},
             ],
+            "readers": [{"name": "airflow-api-server", "namespace": "airflow"}],
             "url": "http://airflow-api-server.airflow:8080",
             "loginSecret": "airflow-login",
         },

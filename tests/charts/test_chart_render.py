@@ -119,6 +119,7 @@ def test_each_account_has_exactly_the_rights_that_it_needs() -> None:
     assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == scheduler
     for airflow in ("airflow/airflow-worker", f"{NAMESPACE}/airflow-triggerer"):
         assert granted(manifests, airflow) == scheduler | needed("operator", teams, lease)
+    assert granted(manifests, "airflow/airflow-api-server") == needed("shadow", teams, lease)
     for team in teams:
         assert granted(manifests, f"{team}/pollux-driver") == needed("driver", [team], lease)
         assert granted(manifests, f"{team}/pollux-worker") == set()
@@ -249,9 +250,13 @@ def test_every_value_is_described_and_in_the_readme() -> None:
         assert f"`{'.'.join(path)}`" in readme, ".".join(path)
 
 
+_WHOLE = {"selector", "labels", "resources", "securityContext"}
+"""Values that are taken as they are."""
+
+
 def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found = []
     for key, value in values.items():
-        deeper = isinstance(value, dict) and value and key not in ("selector", "labels", "resources", "securityContext")
+        deeper = isinstance(value, dict) and value and key not in _WHOLE
         found += _leaves(value, (*path, key)) if deeper else [(*path, key)]
     return found

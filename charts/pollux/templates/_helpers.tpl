@@ -66,6 +66,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end -}}
 
+{{/* Whoever may see nodes and pods: those, and Airflow's API server. */}}
+{{- define "pollux.readerSubjects" -}}
+{{- include "pollux.schedulerSubjects" . }}
+{{- range .Values.airflow.readers }}
+- kind: ServiceAccount
+  name: {{ .name | quote }}
+  namespace: {{ default $.Release.Namespace .namespace | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Whoever may run the scheduling task: Airflow's accounts and the scheduler's own. */}}
 {{- define "pollux.schedulerSubjects" -}}
 {{- include "pollux.airflowSubjects" . }}
