@@ -25,6 +25,7 @@ _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
 _POLL_S = 0.5
 _OVERDUE_S = 30.0
 _EXTRA_WAIT_S = 60.0
+_CLOCKS_AGREE_S = 3.0
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class Submitter:
             return first_notes(
                 **common,
                 run_id=run_id,
-                submitted_unix_s=self.api.server_unix_s,
+                submitted_unix_s=_precise(self.api.server_unix_s),
                 decision=0,
                 try_number=1,
                 state=None,
@@ -145,6 +146,12 @@ class Submitter:
             try_number=before.status.try_number + (0 if lost else 1),
             state=_opened_again(jobs.state_of(old)),
         )
+
+
+def _precise(server_unix_s: float) -> float:
+    """The time to fractions of a second by our own clock, or the server's where the two differ."""
+    now_unix_s = time.time()
+    return now_unix_s if abs(now_unix_s - server_unix_s) < _CLOCKS_AGREE_S else server_unix_s
 
 
 def is_overdue(pod: Json, now_unix_s: float) -> bool:
