@@ -138,9 +138,9 @@ def test_types_come_from_a_label_and_other_resources_are_types_of_their_own() ->
     assert seen == {"a": (2, "A100"), "a:mig-1g.5gb": (4, "mig-1g.5gb")}
 
 
-def test_what_jobs_hold_includes_pods_that_wait_for_their_node() -> None:
+def test_jobs_hold_what_their_pods_on_nodes_ask_for() -> None:
     pods = [worker("job", 2), worker("job", 1, "b", bound=False), worker("job", 4, "c", phase="Failed")]
-    assert books([node()], pods).held == {"job": {"a": 2, "b": 1}}
+    assert books([node()], pods).held == {"job": {"a": 2}}
 
 
 def test_nodes_are_lost_some_time_after_they_fell_silent_or_once_they_are_deleted() -> None:

@@ -86,10 +86,11 @@ def read_books(
 
 
 def held_by_jobs(pods: Iterable[Json], resources: Sequence[str]) -> dict[str, Placement]:
-    """Job id -> GPUs by node of its worker pods that have not ended, also those still without a node."""
+    """Job id -> GPUs by node of its worker pods that are on their node and have not ended."""
     held: dict[str, dict[str, int]] = {}
     for pod in pods:
-        if labels(pod).get(ROLE) != WORKER_ROLE or is_terminal(pod):
+        on_node = bool((pod.get("spec") or {}).get("nodeName"))
+        if labels(pod).get(ROLE) != WORKER_ROLE or is_terminal(pod) or not on_node:
             continue
         job_id, key = labels(pod).get(JOB), annotations(pod).get(NODE)
         asked = _requests(pod)
