@@ -9,7 +9,7 @@ UP_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test check format up down clean distclean
+.PHONY: help setup peers demo test test-kube check chart format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -17,7 +17,7 @@ help:  ## list the targets
 setup: $(VENV)/.setup-stamp  ## make .venv with everything that the project needs
 	@echo "setup: $(VENV) is ready"
 
-$(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plugins/pyproject.toml .ci/setup
+$(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plugins/pyproject.toml .ci/setup .ci/helm.py
 	@.ci/setup "$(PYTHON)" "$(VENV)"
 	@touch $@
 
@@ -34,11 +34,20 @@ demo: setup  ## three real trainings share a small cluster, scheduled by Airflow
 test: setup  ## all tests, a short run through the real stack included; choose with PYTEST_ARGS="-m 'not e2e'"
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+test-kube: setup  ## tests on Kubernetes: KUBECONFIG names a cluster, or POLLUX_KUBE a folder with up.sh and node-up.sh
+	@if [ -z "$${KUBECONFIG:-}" ] && [ -z "$${POLLUX_KUBE:-}" ]; then echo "test-kube: set KUBECONFIG to a cluster's kubeconfig, or POLLUX_KUBE to a folder with up.sh and node-up.sh" >&2; exit 1; fi
+	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
+	@exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
+
 check: setup  ## lint, types and import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+chart: setup  ## lint the Helm chart and render it, with real helm
+	@$(BIN)/helm lint --strict charts/pollux
+	@$(BIN)/helm template pollux charts/pollux --namespace pollux >/dev/null && echo "chart: renders"
 
 format: setup  ## let ruff format the code and sort the imports
 	@$(BIN)/ruff check --fix .

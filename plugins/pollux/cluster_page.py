@@ -9,8 +9,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.cluster.base import ClusterJob, ClusterView
-from pollux.cluster.local import LocalCluster
-from pollux.errors import ClusterError
+from pollux.cluster.opening import open_cluster
+from pollux.errors import ClusterError, ConfigError
 from pollux.operators.links import mlflow_run_url
 from pollux.settings import Settings
 from pollux.snapshot import Decision
@@ -62,8 +62,8 @@ def gather(config: Settings) -> ClusterPage:
     now_s = time.time()
     problems = []
     try:
-        view = LocalCluster(config.socket).observe()
-    except ClusterError as error:
+        view = open_cluster(config).observe()
+    except (ClusterError, ConfigError) as error:
         view = ClusterView(nodes=(), jobs=())
         problems.append(f"The cluster does not answer: {error}")
     try:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -10,10 +10,10 @@ import pydantic.dataclasses
 from pydantic import Field
 
 from pollux.act import Act, ActionOutcome
-from pollux.cluster.base import MAX_LEASE, Cluster
+from pollux.cluster.base import MAX_LEASE, Cluster, ClusterView
 from pollux.errors import ClusterUnavailable, Conflict, StoreError, StoreUnavailable
 from pollux.figures import decision_figures, realised_figures, realised_goodput
-from pollux.jobruns import close_ended_runs, job_records
+from pollux.jobruns import close_ended_runs, job_records, seen_records
 from pollux.observe import build_snapshot
 from pollux.plan import plan
 from pollux.policy import decide
@@ -59,14 +59,15 @@ def run_once(
 
     ``now`` is the time of the snapshot and ``due`` the time that the cycle was meant for, both in Unix
     seconds; ``holder`` names this scheduler, as no other that runs at the same time. A cycle that is late by
-    more than a period, has another beside it, or cannot reach cluster or MLflow is skipped.
+    more than a period, has another beside it, or cannot reach cluster or MLflow is skipped. In shadow mode it
+    only reads cluster and reports: it takes neither lease nor number, and may run beside others.
     """
     if due is not None and now - due > settings.interval_s:
         return CycleResult(skipped=f"late by {now - due:.0f} s, more than one period; the next one is due")
     lease = lease_ttl(settings)
     until_s = time.monotonic() + lease.total_seconds()
     try:
-        with cluster.lease(holder, lease):
+        with nullcontext() if settings.shadow else cluster.lease(holder, lease):
             return _cycle(cluster, store, settings, now=now, records=records, until_s=until_s)
     except Conflict as error:
         return CycleResult(skipped=f"another scheduler is at work: {reason_in_short(error)}")
@@ -93,9 +94,13 @@ def _cycle(
 ) -> CycleResult:
     watch = _Watch()
     with watch.step("observe"):  # 1
-        number = cluster.next_decision()
+        number = 0 if settings.shadow else cluster.next_decision()
         view = cluster.observe()
-        known, left_out = job_records(cluster, store, view, settings)
+        if settings.shadow:
+            number = _shadow_number(view, records)
+            known, left_out = seen_records(store, view, settings)
+        else:
+            known, left_out = job_records(cluster, store, view, settings)
         previous = records.newest_decision(below=number)
     with watch.step("snapshot"):  # 2
         state = previous.state if previous else {}
@@ -128,6 +133,12 @@ def _cycle(
     return replace(result, wall_clock_s=watch.seconds)
 
 
+def _shadow_number(view: ClusterView, records: Records) -> int:
+    """Above every number on a job and every decision recorded here."""
+    newest = records.newest_decision()
+    return 1 + max([newest.decision if newest else 0, *(job.allocation.decision for job in view.jobs)])
+
+
 def _record(
     cluster: Cluster,
     store: ModelStore,
@@ -143,12 +154,13 @@ def _record(
         store.record_decision(
             decision=snapshot.decision,
             now_unix_s=snapshot.now_unix_s,
-            figures=decision_figures(snapshot, decision, result.actions),
+            figures=decision_figures(snapshot, decision, result.actions, left_out=len(result.left_out)),
             earlier=earlier,
             wall_clock_s=wall_clock_s,
             documents={"snapshot.json": encode(snapshot), "decision.json": encode(decision)},
         )
-        return replace(result, closed_runs=close_ended_runs(cluster, store))
+        closed = () if result.shadow else close_ended_runs(cluster, store)
+        return replace(result, closed_runs=closed)
     except (StoreError, ClusterUnavailable) as error:
         return replace(result, unrecorded=reason_in_short(error))
 

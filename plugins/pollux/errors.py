@@ -11,6 +11,7 @@
     │   ├── ClusterUnavailable   the cluster does not answer; try again later
     │   ├── Conflict             a newer decision, or another holder of the lease, was there first
     │   ├── UnknownJob           the cluster has no such job; final
+    │   │   └── DriverLost       nobody drives the job any more; submit it again
     │   └── Refused              the cluster refuses the request and says why; final
     ├── StoreError
     │   └── StoreUnavailable     MLflow does not answer; try again later
@@ -55,6 +56,10 @@ class Conflict(ClusterError):
 
 class UnknownJob(ClusterError):
     """The cluster has no such job."""
+
+
+class DriverLost(UnknownJob):
+    """The job's driver is gone before the job was over; submitted again, it goes on from its checkpoint."""
 
 
 class Refused(ClusterError):

@@ -7,23 +7,37 @@ from pollux.cluster.base import ClusterView
 from pollux.snapshot import Decision, Snapshot
 from pollux.store import JobRecord
 
+_FAILED = frozenset({"conflict", "refused", "gone", "unavailable"})
+_DELAYED = frozenset({"waits", "vacated"})
+
 
 def decision_figures(
-    snapshot: Snapshot, decision: Decision, outcomes: Sequence[ActionOutcome]
+    snapshot: Snapshot,
+    decision: Decision,
+    outcomes: Sequence[ActionOutcome],
+    *,
+    left_out: int = 0,
 ) -> Mapping[str, float]:
-    """What is plotted against the decision's number."""
+    """What is plotted against the decision's number; ``left_out`` jobs took no part in it."""
     given = [sum(job.placement.values()) for job in decision.jobs.values()]
     total = sum(node.gpus for node in snapshot.nodes)
     goodputs = [job.goodput for job in decision.jobs.values() if job.goodput is not None]
     return {
+        "decision": float(decision.decision),
+        "time_unix_s": snapshot.now_unix_s,
+        "interval_s": snapshot.interval_s,
         "objective": decision.objective,
         "gpus": float(total),
         "gpus_allocated": float(sum(given)),
         "gpus_idle": float(total - sum(given)),
         "jobs_running": float(sum(gpus > 0 for gpus in given)),
         "jobs_waiting": float(sum(gpus == 0 for gpus in given)),
+        "jobs_left_out": float(left_out),
+        "restarts": float(sum(job.restarts for job in snapshot.jobs)),
         "changes": float(len(outcomes)),
         "changes_done": float(sum(outcome.outcome == "done" for outcome in outcomes)),
+        "changes_delayed": float(sum(outcome.outcome in _DELAYED for outcome in outcomes)),
+        "changes_failed": float(sum(outcome.outcome in _FAILED for outcome in outcomes)),
         "predicted_goodput": sum(goodputs),
     }
 

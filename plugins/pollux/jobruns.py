@@ -44,6 +44,20 @@ def job_records(
     return found, left_out
 
 
+def seen_records(
+    store: ModelStore, view: ClusterView, settings: Settings
+) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
+    """As :func:`job_records`, but no run is made or opened again, and so no job is left out."""
+    reports = store.reports()
+    found = {
+        job.job_id: reports.get(job.job_id)
+        or JobRecord(run_id=job.mlflow_run_id or "", remarks=("not fitted yet: it has no open MLflow run",))
+        for job in view.jobs
+        if is_ours(job, settings)
+    }
+    return found, {}
+
+
 def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
     """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
 
@@ -59,11 +73,18 @@ def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
         except UnknownJob:
             continue
         if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
-            phase = job.status.phase
-            how = "ended by user" if job.status.stop in ("success", "failed") else phase
-            store.close_run(record.run_id, _STATUS[phase], how=how, message=job.status.message)
+            close_run(store, job)
             closed.append(job_id)
     return tuple(closed)
+
+
+def close_run(store: ModelStore, job: ClusterJob) -> None:
+    """End the run of a job that is over, as the job ended; nothing happens where it has none."""
+    if job.mlflow_run_id is None:
+        return
+    phase = job.status.phase
+    how = "ended by user" if job.status.stop in ("success", "failed") else phase
+    store.close_run(job.mlflow_run_id, _STATUS[phase], how=how, message=job.status.message)
 
 
 def _record(cluster: Cluster, store: ModelStore, job: ClusterJob, known: JobRecord | None) -> JobRecord:

@@ -84,7 +84,7 @@ def _job(job: ClusterJob, record: JobRecord, sizes: Mapping[str, int], now_unix_
         kind=spec.kind,
         min_gpus=spec.min_gpus,
         max_gpus=spec.max_gpus,
-        preemptible=spec.preemptible,
+        preemptible=spec.preemptible and not record.skewed,
         gpu_types=spec.gpu_types,
         initial_batch_size=spec.initial_batch_size,
         max_batch_size=report.max_batch_size if report else spec.batch_size_limit,

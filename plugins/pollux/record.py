@@ -52,6 +52,14 @@ class Records:
                     return None
         return None
 
+    def newest_result(self) -> Path | None:
+        """The folder of the newest decision whose cycle ran to its end, None before the first."""
+        for number in reversed(self._numbers()):
+            folder = self._root / str(number)
+            if (folder / "result.json").exists():
+                return folder
+        return None
+
     def prune(self, keep: int) -> int:
         """Delete all but the newest ``keep`` decisions; how many went."""
         old = self._numbers()[:-keep]

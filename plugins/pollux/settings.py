@@ -26,8 +26,9 @@ class Settings:
     relative script paths are looked up; ``mlflow_url`` is the address that people open (default: the
     tracking URI); ``airflow_url`` and ``airflow_login`` (a JSON object user -> password) give
     access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
-    ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but never acts;
-    ``keep_decisions`` is how many saved decisions stay, all of them by default.
+    ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but writes nothing to the cluster or to jobs' runs; ``keep_decisions`` is
+    how many saved decisions stay, all of them by default; ``metrics_token`` is a file with the bearer token
+    that reads the metrics, without which there are none.
     """
 
     state: Path
@@ -47,6 +48,7 @@ class Settings:
     mlflow_url: str = ""
     airflow_url: str = ""
     airflow_login: Path | None = None
+    metrics_token: Path | None = None
 
     @property
     def interval(self) -> timedelta:
@@ -63,8 +65,13 @@ class Settings:
 
     @property
     def decisions(self) -> Path:
-        """Where each cycle saves its snapshot, decision and plan."""
-        return self.state / "decisions"
+        """Where each cycle saves its snapshot, decision and plan; in shadow mode apart from real ones."""
+        return self.state / ("shadow-decisions" if self.shadow else "decisions")
+
+    @property
+    def decisions_recorded_in(self) -> str:
+        """The MLflow experiment of the decisions; in shadow mode apart from real ones."""
+        return self.decisions_experiment + ("-shadow" if self.shadow else "")
 
 
 def settings(environ: Mapping[str, str] | None = None) -> Settings:

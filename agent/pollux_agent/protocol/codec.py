@@ -67,6 +67,11 @@ def _explain(kind: type, error: ValidationError) -> str:
             found = found[:117] + "..."
         if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
             problems.append(f"{field}: missing; add it")
+        elif item["type"] == "literal_error" and item["loc"][-1:] == ("schema",):
+            problems.append(
+                f"{field}: version {found} is not one that this program reads; upgrade pollux-agent and "
+                "airflow-provider-pollux to one version, the older of the two first"
+            )
         elif item["type"] == "unexpected_keyword_argument":
             problems.append(f"{field}: unknown field; remove it or check its spelling")
         elif item["type"] == "value_error" and not item["loc"]:

@@ -27,7 +27,7 @@ def cycle(
     Ends with 1 if the cycle was skipped, because another scheduler is at work, or the cluster or MLflow does
     not answer.
     """
-    from pollux.cluster.local import LocalCluster
+    from pollux.cluster.opening import open_cluster
     from pollux.cycle import run_once
     from pollux.errors import PolluxError
     from pollux.record import Records
@@ -35,20 +35,21 @@ def cycle(
     from pollux_agent.protocol import to_plain
 
     config = open_settings(state)
+    config = replace(config, shadow=config.shadow or shadow)
     if not config.mlflow_tracking_uri:
         typer.echo("MLFLOW_TRACKING_URI: not set; name the MLflow server that the jobs report to", err=True)
         raise typer.Exit(2)
     store = ModelStore(
         config.mlflow_tracking_uri,
         experiment=config.experiment,
-        decisions_experiment=config.decisions_experiment,
+        decisions_experiment=config.decisions_recorded_in,
         deployment=config.deployment,
     )
     try:
         result = run_once(
-            LocalCluster(config.socket),
+            open_cluster(config),
             store,
-            replace(config, shadow=config.shadow or shadow),
+            config,
             now=time.time(),
             holder=f"{config.deployment}/by-hand/{socket.gethostname()}/{os.getpid()}",
             records=Records(config.decisions),

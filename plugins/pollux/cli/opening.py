@@ -28,8 +28,6 @@ def open_settings(state: Path | None) -> "Settings":
     try:
         folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
         config = settings({**os.environ, "POLLUX_STATE": folder})
-        if config.cluster != "local":
-            raise ConfigError(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
         record = None if config.mlflow_tracking_uri else read_record(config.state)
     except (ConfigError, StackError) as error:
         typer.echo(str(error), err=True)

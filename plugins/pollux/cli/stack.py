@@ -41,6 +41,10 @@ def up(
     dags: Annotated[Path | None, typer.Option(help="DAGs folder. [default: the project's]")] = None,
     airflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
     mlflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    databases: Annotated[
+        Path | None,
+        typer.Option(help="JSON file with the database URLs of `airflow` and `mlflow`. [default: SQLite]"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start the stack, or say that it runs; without --detach it runs until Ctrl-C."""
@@ -59,6 +63,7 @@ def up(
         "checkpoint_interval_s": checkpoint_interval,
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
+        "databases": databases,
         **({"dags": dags} if dags else {}),
     }
     signal.signal(signal.SIGTERM, _interrupt)

@@ -13,8 +13,7 @@ from pollux.cli.opening import StateOption, open_settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pollux.cluster.base import ClusterJob
-    from pollux.cluster.local import LocalCluster
+    from pollux.cluster.base import Cluster, ClusterJob
     from pollux.store import JobRecord, ModelStore
 
 
@@ -25,33 +24,36 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds, until Ctrl-C.")] = False,
 ) -> None:
     """Show the cluster's jobs: GPUs, phase, goodput, progress and age."""
-    from pollux.cluster.local import LocalCluster
-    from pollux.errors import ClusterError
+    from pollux.cluster.opening import open_cluster
+    from pollux.errors import ClusterError, ConfigError
     from pollux.store import ModelStore
 
     if watch and as_json:
         typer.echo("--watch and --json exclude each other; give one", err=True)
         raise typer.Exit(2)
     config = open_settings(state)
-    cluster = LocalCluster(config.socket)
     store = (
         ModelStore(config.mlflow_tracking_uri, experiment=config.experiment, deployment=config.deployment)
         if config.mlflow_tracking_uri
         else None
     )
     try:
+        cluster = open_cluster(config)
         if watch:
             _watch(cluster, store)
         elif as_json:
             typer.echo(json.dumps(_look(cluster, store), sort_keys=True, indent=2))
         else:
             _print(_look(cluster, store))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
     except ClusterError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 
 
-def _look(cluster: "LocalCluster", store: "ModelStore | None") -> dict[str, Any]:
+def _look(cluster: "Cluster", store: "ModelStore | None") -> dict[str, Any]:
     """What the cluster says of each active job, with what the job itself reported."""
     view = cluster.observe()
     reports, mlflow = _reports(store)
@@ -118,7 +120,7 @@ def _print(seen: Mapping[str, Any]) -> None:
     Console().print(_table(seen))
 
 
-def _watch(cluster: "LocalCluster", store: "ModelStore | None") -> None:
+def _watch(cluster: "Cluster", store: "ModelStore | None") -> None:
     from rich.live import Live
 
     try:

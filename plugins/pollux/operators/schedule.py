@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from pollux.errors import PolluxError
+from pollux.errors import ClusterUnavailable, PolluxError
 from pollux.settings import Settings, settings
 
 if TYPE_CHECKING:
+    from pollux.cluster.k8s import KubeCluster
     from pollux.cluster.local import LocalCluster
 
 STARTUP_S = 15.0
@@ -39,23 +40,25 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     A cycle that decides nothing ends as a skipped task, with the reason in the log: Airflow's own line keeps
     what the exception says to itself.
     """
-    from pollux.cluster.local import LocalCluster
+    from pollux.cluster.opening import open_cluster
     from pollux.cycle import run_once
     from pollux.record import Records
     from pollux.store import ModelStore
 
     config = settings()
-    if config.cluster != "local":
-        raise AirflowException(f"POLLUX_CLUSTER: {config.cluster!r} is not supported yet; set it to 'local'")
     if not config.mlflow_tracking_uri:
         raise AirflowException("MLFLOW_TRACKING_URI: not set; name the MLflow server that jobs report to")
-    cluster = LocalCluster(config.socket)
+    try:
+        cluster = open_cluster(config)
+    except ClusterUnavailable as error:
+        log.warning("Skipped: %s", error)
+        raise AirflowSkipException(str(error)) from None
     result = run_once(
         cluster,
         ModelStore(
             config.mlflow_tracking_uri,
             experiment=config.experiment,
-            decisions_experiment=config.decisions_experiment,
+            decisions_experiment=config.decisions_recorded_in,
             deployment=config.deployment,
         ),
         config,
@@ -64,7 +67,8 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
         holder=f"{config.deployment}/{run_id}",
         records=Records(config.decisions),
     )
-    look_for_orphans(cluster, config, log)
+    if not config.shadow:
+        look_for_orphans(cluster, config, log)
     if result.skipped:
         log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
@@ -80,7 +84,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     return {"decision": result.decision, "actions": len(result.actions)}
 
 
-def look_for_orphans(cluster: "LocalCluster", config: Settings, log: logging.Logger) -> None:
+def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, log: logging.Logger) -> None:
     """End jobs whose task does not come back for them; without Airflow or cluster that waits a cycle."""
     from pollux.airflow_api import AirflowApi
     from pollux.orphans import ask_airflow, end_orphans

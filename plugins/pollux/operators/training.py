@@ -3,23 +3,37 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobControl, JobIdentity, StopReason
 from pollux.cluster.identity import job_id
-from pollux.errors import ClusterError, ClusterUnavailable, ConfigError, Refused, StoreError, UnknownJob
+from pollux.errors import (
+    ClusterError,
+    ClusterUnavailable,
+    ConfigError,
+    Conflict,
+    DriverLost,
+    Refused,
+    StoreError,
+    UnknownJob,
+)
+from pollux.jobruns import close_run
+from pollux.operators import kube
 from pollux.operators.links import MLflowRunLink, mlflow_run_url
 from pollux.operators.verdict import judge
 from pollux.settings import Settings, settings
 from pollux.store import ModelStore
-from pollux.triggers.connect import connect, cursor_file
+from pollux.triggers.connect import connect, connect_kubernetes, cursor_file
 from pollux.triggers.relay import Relay
 from pollux.triggers.training import PolluxTrainingTrigger
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobSpec, from_plain
+
+if TYPE_CHECKING:
+    from pollux.cluster.k8s import KubeCluster
 
 _DEFERRAL_FAILED = "__fail__"
 """What Airflow resumes a deferred task with when its trigger failed or its time is over."""
@@ -34,9 +48,12 @@ class PolluxTrainingOperator(KubernetesPodOperator):
     counts as not given. A template gives text, so one for a number needs a DAG with
     ``render_template_as_native_obj=True``.
 
-    ``cluster`` is ``local`` or ``kubernetes`` (default: the settings'). With ``fresh`` a new run or a cleared
-    task starts over, without its checkpoints and also if it was done; a retry never does. It may come from
-    the run's conf as well. ``deferrable=False`` waits in the task's process instead of the triggerer.
+    ``cluster`` is ``local`` or ``kubernetes`` (default: the settings'). On Kubernetes all parameters of the
+    base class describe the pods of the workers, but for commands, GPUs and node, which are ours; the
+    driver's pod, small and without GPUs, is what its callbacks, deadline and finish action are about.
+    With ``fresh`` a new run or a cleared task starts over, without its checkpoints and also if it was done;
+    a retry never does. It may come from the run's conf as well. ``deferrable=False`` waits in the task's
+    process instead of the triggerer.
 
     The task succeeds only if the job wrote its completion marker. A wrong spec, a refused job and an error
     that a retry cannot help fail at once; any other failure costs a retry, which goes on from the checkpoint.
@@ -112,6 +129,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         self.job_id = ""
         self.mlflow_run_url = ""
         self._busy = False
+        self._context: Any = None
 
     def execute(self, context: Any) -> dict[str, Any] | None:
         return self._run(context, fresh=self._wants_fresh(context))
@@ -120,6 +138,12 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         """Where Airflow resumes with the trigger's event; ``kwargs`` are the ones that it deferred with."""
         if "error" in event:
             raise AirflowException(event["error"])
+        if "lost" in event:
+            lived = float(event.get("lived_s", 0.0)) >= kube.LONG_LIVED_S
+            losses = 1 if lived else int(kwargs.get("losses", 0)) + 1
+            self._note_loss(event["lost"], losses)
+            return self._run(context, fresh=False, losses=losses)
+        kwargs.pop("losses", None)
         job = from_plain(ClusterJob, event["job"])
         self._note_run(job)
         return self._conclude(context, job, **kwargs)
@@ -142,21 +166,42 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         if self.job_id and not self._busy:
             self._stop(self._settings(), "clear")
 
-    def _run(self, context: Any, *, fresh: bool) -> dict[str, Any] | None:
-        """Submit the job and follow it, in the triggerer or here."""
+    def _run(self, context: Any, *, fresh: bool, losses: int = 0) -> dict[str, Any] | None:
+        """Submit the job and follow it, in the triggerer or here; a job that loses its driver goes on with
+        a new one.
+        """
         config = self._settings()
         spec = self._spec(context)
+        self._context = context
         control = self._control(config)
         self._busy = True
         try:
-            job = self._submit(context, spec, config, control, fresh=fresh)
-            if job.status.phase not in FINAL_PHASES:
+            while True:
+                job = self._submit(context, spec, config, control, fresh=fresh)
+                if job.status.phase in FINAL_PHASES:
+                    break
                 if self.deferrable and not self._killed:
-                    self._defer(config, fresh=fresh)
-                job = self._wait(config, control)
+                    self._defer(config, fresh=fresh, losses=losses)
+                try:
+                    job = self._wait(config, control)
+                    break
+                except DriverLost as error:
+                    losses += 1
+                    self._note_loss(str(error), losses)
+                    fresh = False
         finally:
             self._busy = False
         return self._conclude(context, job, fresh=fresh)
+
+    def _note_loss(self, why: str, losses: int) -> None:
+        """Raises AirflowException where drivers are lost again and again, AirflowFailException at the task's
+        own deadline.
+        """
+        if "DeadlineExceeded" in why:
+            raise AirflowFailException(f"active_deadline_seconds is over: {why}")
+        if losses > kube.MAX_LOSSES:
+            raise AirflowException(f"{losses} drivers in a row were lost soon after they began: {why}")
+        self.log.warning("The job goes on from its checkpoint with a new driver: %s", why)
 
     def _submit(
         self, context: Any, spec: JobSpec, config: Settings, control: JobControl, *, fresh: bool
@@ -186,26 +231,30 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         )
         return job
 
-    def _defer(self, config: Settings, *, fresh: bool) -> None:
+    def _defer(self, config: Settings, *, fresh: bool, losses: int) -> None:
         self.defer(
             trigger=PolluxTrainingTrigger(
                 job_id=self.job_id,
                 cluster=self.cluster or config.cluster,
                 poll_interval_s=self.poll_interval,
+                kube=kube.reach_of(self).plain() if self._on_kubernetes(config) else None,
             ),
             method_name="execute_complete",
-            kwargs={"fresh": fresh},
+            kwargs={"fresh": fresh, **({"losses": losses} if losses else {})},
             timeout=self.execution_timeout,
         )
 
     def _wait(self, config: Settings, control: JobControl) -> ClusterJob:
         """Follow the job in the task's own process."""
-        relay = Relay(control, self.job_id, self.log, cursor_file=cursor_file(config, self.job_id))
+        remembered = cursor_file(config, self.job_id, self.cluster or config.cluster)
+        relay = Relay(control, self.job_id, self.log, cursor_file=remembered)
         job = None
         try:
             while not self._killed and (job := relay.poll()) is None:
                 time.sleep(self.poll_interval)
         except UnknownJob as error:
+            if self._on_kubernetes(config) and not self._killed:
+                raise DriverLost(str(error)) from error
             raise AirflowException(str(error)) from error
         if job is None or self._killed:
             self._stop(config, "clear")
@@ -218,6 +267,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         if verdict.kind == "resubmit":
             self.log.info("%s, so it is submitted again", verdict.message)
             return self._run(context, fresh=fresh)
+        self._tidy(job, final=verdict.kind != "retry", succeeded=verdict.kind == "success")
         if verdict.kind == "success" and outcome is not None:
             return {
                 "job_id": job.job_id,
@@ -232,6 +282,20 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         if outcome is not None and outcome.traceback:
             self.log.error("The training script's traceback:\n%s", outcome.traceback)
         raise (AirflowFailException if verdict.kind == "fail" else AirflowException)(verdict.message)
+
+    def _tidy(self, job: ClusterJob, *, final: bool, succeeded: bool) -> None:
+        """On Kubernetes a job with its last verdict is recorded, and then its driver's pod goes as asked."""
+        config = self._settings()
+        if not final or not self._on_kubernetes(config) or not kube.deletes_pod(self, succeeded=succeeded):
+            return
+        try:
+            if config.mlflow_tracking_uri:
+                close_run(self._store(config), job)
+            self._kubernetes(config).remove(job.job_id)
+        except UnknownJob:
+            return
+        except (StoreError, ClusterError) as error:
+            self.log.warning("The driver's pod of %s stays: %s", job.job_id, error)
 
     def _stop_for_fresh(self, control: JobControl) -> None:
         """A job at work cannot start over: it is stopped, and what is submitted then starts from nothing."""
@@ -248,7 +312,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             self.log.info("Asked the cluster to stop %s (%s), now %s", self.job_id, reason, job.status.phase)
         except UnknownJob:
             self.log.info("The cluster has no job %s to stop", self.job_id)
-        except ClusterUnavailable as error:
+        except (ClusterUnavailable, Conflict) as error:
             self.log.warning("Could not stop %s, the scheduling cycle will: %s", self.job_id, error)
 
     def _ensure_run(self, config: Settings, identity: JobIdentity, spec: JobSpec) -> str | None:
@@ -290,9 +354,21 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         except ConfigError as error:
             raise AirflowFailException(str(error)) from None
 
+    def _on_kubernetes(self, config: Settings) -> bool:
+        return (self.cluster or config.cluster) == "kubernetes"
+
+    def _kubernetes(self, config: Settings) -> "KubeCluster":
+        return connect_kubernetes(config, kube.reach_of(self), lambda: kube.user_pod(self, self._context))
+
     def _control(self, config: Settings) -> JobControl:
         try:
+            if self._on_kubernetes(config):
+                return self._kubernetes(config)
             return connect(config, self.cluster)
+        except ClusterUnavailable as error:
+            raise AirflowException(str(error)) from None
+        except ConfigError as error:
+            raise AirflowFailException(str(error)) from None
         except Refused as error:
             raise AirflowFailException(str(error)) from None
 

@@ -55,7 +55,11 @@ def up(
     """
     plan.check()
     plan = replace(
-        plan, state=plan.state.absolute(), dags=plan.dags.absolute(), scripts=plan.scripts.absolute()
+        plan,
+        state=plan.state.absolute(),
+        dags=plan.dags.absolute(),
+        scripts=plan.scripts.absolute(),
+        databases=plan.databases and plan.databases.absolute(),
     )
     make_state_folder(plan.state)
     record = read_record(plan.state)

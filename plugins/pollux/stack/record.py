@@ -14,6 +14,7 @@ import pollux
 from pollux.errors import ConfigError, StackError
 from pollux.local.nodes import read_nodes
 from pollux.settings import MAX_INTERVAL_S
+from pollux.stack.databases import databases
 from pollux.stack.processes import ProcessId, this_boot
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
@@ -37,7 +38,8 @@ class StackPlan:
 
     ``cluster`` is a cluster file to use instead of the default nodes, ``slot_cap`` the largest fraction of
     a core that one slot may be, ``report_interval_s`` and ``checkpoint_interval_s`` how often jobs report and
-    write checkpoints; ports are the kernel's choice unless given.
+    write checkpoints; ports are the kernel's choice unless given. ``databases`` is a file with the URLs of
+    Airflow's and MLflow's databases; without it they are SQLite files in the state folder.
     """
 
     state: Path
@@ -50,6 +52,7 @@ class StackPlan:
     checkpoint_interval_s: Annotated[float, Field(ge=0.1)] | None = None
     airflow_port: Port | None = None
     mlflow_port: Port | None = None
+    databases: Path | None = None
 
     def check(self) -> None:
         """Raise ConfigError for a folder that is not there, a bad cluster file, or an impossible path."""
@@ -66,6 +69,7 @@ class StackPlan:
             raise ConfigError(f"--cluster: {self.cluster} is no file; name a cluster file")
         if self.cluster is not None:
             read_nodes(self.cluster)
+        databases(self.state, self.databases)
         if self.airflow_port is not None and self.airflow_port == self.mlflow_port:
             raise ConfigError(f"--mlflow-port: {self.mlflow_port} is Airflow's already; name another")
         socket_bytes = len(os.fsencode(self.state.absolute() / "local.sock"))

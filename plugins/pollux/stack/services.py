@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from pollux.stack.databases import databases
 from pollux.stack.ports import LOOPBACK
 from pollux.stack.processes import MARK_VARIABLE
 from pollux.stack.record import StackRecord
@@ -17,8 +18,6 @@ from pollux_agent.records import write_atomic
 
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
-_LOCK_WAIT_S = 30
-"""How long Airflow's components wait for each other's writes: SQLite's own 5 s are short on a busy host."""
 _API_LOCK_WAIT_S = 3
 """The same for the server of REST API and UI, see :func:`_airflow`."""
 
@@ -112,10 +111,10 @@ def _mlflow(record: StackRecord) -> Service:
     folder = record.plan.state / "mlflow"
     command = (
         *(sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(record.mlflow_port)),
-        *("--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"),
         *("--artifacts-destination", str(folder / "artifacts"), "--workers", "1"),
     )
     environ = base_environment(record) | _small() | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environ["MLFLOW_BACKEND_STORE_URI"] = databases(record.plan.state, record.plan.databases).mlflow
     del environ["MLFLOW_TRACKING_URI"]
     return Service(
         name="mlflow",
@@ -135,6 +134,8 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
     the same moment, and then for a short time.
     """
     environ = base_environment(record) | _small() | airflow_settings(record)
+    plan = record.plan
+    api_database = databases(plan.state, plan.databases, lock_wait_s=_API_LOCK_WAIT_S).airflow
 
     def service(name: str, *arguments: str, ready: Callable[[], bool], **settings: str) -> Service:
         return Service(
@@ -160,7 +161,7 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             "airflow-api-server",
             *("api-server", "--apps", "core"),
             ready=healthy("metadatabase"),
-            AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=_database(record, _API_LOCK_WAIT_S),
+            AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=api_database,
         ),
         service(
             "airflow-execution-api",
@@ -171,10 +172,6 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
         service("airflow-dag-processor", "dag-processor", ready=healthy("dag_processor")),
         service("airflow-triggerer", "triggerer", "--skip-serve-logs", ready=healthy("triggerer")),
     )
-
-
-def _database(record: StackRecord, lock_wait_s: int) -> str:
-    return f"sqlite:///{record.plan.state / 'airflow' / 'airflow.db'}?timeout={lock_wait_s}"
 
 
 def airflow_settings(record: StackRecord) -> dict[str, str]:
@@ -198,7 +195,7 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "workers": "1",
             "expose_stacktrace": "False",
         },
-        "database": {"sql_alchemy_conn": _database(record, _LOCK_WAIT_S)},
+        "database": {"sql_alchemy_conn": databases(record.plan.state, record.plan.databases).airflow},
         "dag_processor": {
             "refresh_interval": "5",
             "min_file_process_interval": "30",

@@ -53,6 +53,25 @@ class DecisionRuns:
                     client.log_text(run_id, text, f"decisions/{decision}/{name}")
         return run_id
 
+    def newest(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
+        """Figures and wall-clock seconds of the last decision recorded, None before the first."""
+        with self._connection.calling() as client:
+            runs = client.search_runs(
+                [self._experiment_id],
+                f"tags.\"{DEPLOYMENT_TAG}\" = '{quoted(self._deployment)}'",
+                max_results=1,
+                order_by=["attributes.start_time DESC"],
+            )
+        if not runs:
+            return None
+        metrics: Mapping[str, float] = runs[0].data.metrics
+        apart = {
+            name.removeprefix(WALL_CLOCK): value
+            for name, value in metrics.items()
+            if name.startswith(WALL_CLOCK)
+        }
+        return {name: value for name, value in metrics.items() if not name.startswith(WALL_CLOCK)}, apart
+
     def _of_day(self, now_unix_s: float) -> str:
         """The day's run, made if there is none; runs of other days are closed."""
         day = datetime.fromtimestamp(now_unix_s, UTC).date().isoformat()

@@ -18,11 +18,15 @@ _MAX_REMARK = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A job's MLflow run and its report, None where there is none to go by; ``remarks`` say why."""
+    """A job's MLflow run and its report, None where there is none to go by; ``remarks`` say why.
+
+    ``skewed``: its agent is newer than this scheduler, so that its report is there but cannot be read.
+    """
 
     run_id: str
     report: Report | None = None
     remarks: tuple[str, ...] = ()
+    skewed: bool = False
 
 
 def read_report(job_id: str, text: str | None) -> tuple[Report | None, tuple[str, ...]]:
@@ -33,15 +37,13 @@ def read_report(job_id: str, text: str | None) -> tuple[Report | None, tuple[str
         return None, (
             f"not fitted yet: its report has {len(text)} characters, above the limit of {MAX_REPORT_CHARS}",
         )
-    try:
-        plain = json.loads(text)
-    except (ValueError, RecursionError):
+    schema = _schema(text)
+    if schema is None:
         return None, ("not fitted yet: its report is no JSON",)
-    schema = plain.get("schema") if isinstance(plain, dict) else None
-    if isinstance(schema, int) and schema > _KNOWN_SCHEMA:
+    if schema > _KNOWN_SCHEMA:
         return None, (
-            f"not fitted yet: its report has schema {schema}, this scheduler reads up to {_KNOWN_SCHEMA}; "
-            "upgrade the scheduler",
+            f"its agent is newer than this scheduler: its report has schema {schema}, schemas up to "
+            f"{_KNOWN_SCHEMA} are known here; it keeps what it has until the scheduler is upgraded",
         )
     try:
         report = decode(Report, text)
@@ -50,6 +52,23 @@ def read_report(job_id: str, text: str | None) -> tuple[Report | None, tuple[str
     if report.job_id != job_id:
         return None, (_short(f"not fitted yet: its report belongs to job {report.job_id!r}"),)
     return _sane(report)
+
+
+def is_newer(text: str | None) -> bool:
+    """Whether a report has a schema that only a newer scheduler reads."""
+    if text is None or len(text) > MAX_REPORT_CHARS:
+        return False
+    return (_schema(text) or 0) > _KNOWN_SCHEMA
+
+
+def _schema(text: str) -> int | None:
+    """The schema's number, 0 where JSON has none that is a number, None for what is no JSON."""
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    return schema if isinstance(schema, int) else 0
 
 
 def _sane(report: Report) -> tuple[Report, tuple[str, ...]]:

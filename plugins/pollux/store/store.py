@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pollux.cluster.base import JobIdentity
 from pollux.store.connection import Connection
 from pollux.store.decisions import DecisionRuns
-from pollux.store.reading import JobRecord, read_report
+from pollux.store.reading import JobRecord, is_newer, read_report
 from pollux.store.runs import DEPLOYMENT_TAG, DROPPED, JOB_TAG, KEPT, JobRuns, fate, job_tags, quoted
 from pollux_agent.protocol import REPORT_TAG, JobSpec
 from pollux_agent.report.client import is_missing
@@ -118,10 +118,7 @@ class ModelStore:
         ``earlier`` holds what is known by now of decisions before, by their numbers. ``wall_clock_s`` are
         seconds that no seed fixes, kept apart by name. Documents (name -> text) above 64 KiB are left out.
         """
-        runs = DecisionRuns(
-            self._connection, self._connection.experiment(self._decisions_experiment), self._deployment
-        )
-        return runs.record(
+        return self._decision_runs().record(
             decision=decision,
             now_unix_s=now_unix_s,
             figures=figures,
@@ -130,7 +127,16 @@ class ModelStore:
             documents=documents,
         )
 
+    def newest_decision(self) -> tuple[Mapping[str, float], Mapping[str, float]] | None:
+        """Figures and wall-clock seconds of the last decision recorded, None before the first."""
+        return self._decision_runs().newest()
+
+    def _decision_runs(self) -> DecisionRuns:
+        experiment_id = self._connection.experiment(self._decisions_experiment)
+        return DecisionRuns(self._connection, experiment_id, self._deployment)
+
 
 def _record(job_id: str, run: "Run") -> JobRecord:
     report, remarks = read_report(job_id, run.data.tags.get(REPORT_TAG))
-    return JobRecord(run_id=run.info.run_id, report=report, remarks=remarks)
+    skewed = is_newer(run.data.tags.get(REPORT_TAG))
+    return JobRecord(run_id=run.info.run_id, report=report, remarks=remarks, skewed=skewed)

@@ -1,6 +1,7 @@
 """The trigger that watches one training job while its Airflow task is deferred."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,10 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pollux.airflow_api import AirflowApi
-from pollux.cluster.base import FINAL_PHASES, StopReason
-from pollux.errors import ClusterUnavailable, UnknownJob
+from pollux.cluster.base import FINAL_PHASES, JobControl, StopReason
+from pollux.errors import ClusterUnavailable, Conflict, DriverLost, UnknownJob
 from pollux.settings import Settings, settings
-from pollux.triggers.connect import connect, cursor_file
+from pollux.triggers.connect import KubeReach, connect, connect_kubernetes, cursor_file
 from pollux.triggers.relay import Relay
 from pollux_agent.protocol import to_plain
 
@@ -40,33 +41,49 @@ class PolluxTrainingTrigger(BaseTrigger):
     which may hold secrets and would be kept in Airflow's database; or ``{"error": "..."}`` when the
     cluster does not know the job. A cluster that is away is waited for, without limit. The end of the
     trigger, such as the triggerer's restart, leaves the job alone; only a person's act on the task ends it.
+    On Kubernetes a job whose driver is gone is ``{"lost": "...", "lived_s": ...}``; the task submits it anew.
     """
 
-    def __init__(self, job_id: str, cluster: str = "local", poll_interval_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        cluster: str = "local",
+        poll_interval_s: float = 2.0,
+        kube: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__()
+        self.kube = kube
         self.job_id = job_id
         self.cluster = cluster
         self.poll_interval_s = poll_interval_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        return (
-            "pollux.triggers.training.PolluxTrainingTrigger",
-            {"job_id": self.job_id, "cluster": self.cluster, "poll_interval_s": self.poll_interval_s},
-        )
+        arguments: dict[str, Any] = {
+            "job_id": self.job_id,
+            "cluster": self.cluster,
+            "poll_interval_s": self.poll_interval_s,
+        }
+        if self.kube is not None:
+            arguments["kube"] = self.kube
+        return "pollux.triggers.training.PolluxTrainingTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         config = settings()
         relay = Relay(
-            connect(config, self.cluster),
+            await self._control(config),
             self.job_id,
             self.log,
-            cursor_file=cursor_file(config, self.job_id),
+            cursor_file=cursor_file(config, self.job_id, self.cluster),
         )
+        began_s = time.monotonic()
         try:
             while (job := await asyncio.to_thread(relay.poll)) is None:
                 await asyncio.sleep(self.poll_interval_s)
         except UnknownJob as error:
-            yield TriggerEvent({"error": str(error)})
+            if self.kube is None:
+                yield TriggerEvent({"error": str(error)})
+            else:
+                yield TriggerEvent({"lost": str(error), "lived_s": time.monotonic() - began_s})
             return
         told = replace(job, spec=replace(job.spec, env={}))
         yield TriggerEvent({"job": to_plain(told)})
@@ -94,21 +111,25 @@ class PolluxTrainingTrigger(BaseTrigger):
         deadline_s = asyncio.get_running_loop().time() + _ON_KILL_LIMIT_S
         config = settings()
         reason = await self._stop_reason(config)
-        control = connect(config, self.cluster)
         while True:
             try:
-                job = await asyncio.to_thread(control.job, self.job_id)
-                if job.status.phase not in FINAL_PHASES:
+                control = await self._control(config)
+                if not await asyncio.to_thread(_is_over, control, self.job_id):
                     await asyncio.to_thread(control.stop, self.job_id, reason)
                 self.log.info("Asked the cluster to stop %s (%s)", self.job_id, reason)
                 return
             except UnknownJob:
                 return
-            except ClusterUnavailable as error:
+            except (ClusterUnavailable, Conflict) as error:
                 if asyncio.get_running_loop().time() > deadline_s:
                     self.log.warning("Could not stop %s; the next cycle ends it: %s", self.job_id, error)
                     return
                 await asyncio.sleep(_ON_KILL_RETRY_S)
+
+    async def _control(self, config: Settings) -> JobControl:
+        if self.kube is None:
+            return connect(config, self.cluster)
+        return await asyncio.to_thread(connect_kubernetes, config, KubeReach(**self.kube))
 
     async def _stop_reason(self, config: Settings) -> StopReason:
         """What the person did, from the task's state now: a cleared task has none, or is queued again."""
@@ -144,3 +165,11 @@ class PolluxTrainingTrigger(BaseTrigger):
         key = mapped if instance.map_index >= 0 else instance.task_id
         state: str | None = states.get(instance.run_id, {}).get(key, "removed")
         return state
+
+
+def _is_over(control: JobControl, job_id: str) -> bool:
+    """Whether the job came to its end; one that has lost its driver may still have workers."""
+    try:
+        return control.job(job_id).status.phase in FINAL_PHASES
+    except DriverLost:
+        return False

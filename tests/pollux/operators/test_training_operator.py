@@ -118,7 +118,7 @@ def test_the_scripts_traceback_is_in_the_log(
         ({"min_gpus": 3}, ["max_gpus", "2", "min_gpus", "3", "raise"]),
         ({"spec": {"scrpt": "x"}}, ["scrpt", "unknown field"]),
         ({"kind": "hybrid_parallel"}, ["hybrid", "not supported yet"]),
-        ({"cluster": "kubernetes"}, ["kubernetes", "not supported yet", "local"]),
+        ({"cluster": "mesos"}, ["mesos", "local", "kubernetes"]),
         ({"fresh": "perhaps"}, ["fresh", "perhaps", "true or false"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

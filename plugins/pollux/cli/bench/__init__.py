@@ -7,5 +7,6 @@ from pollux.cli import app
 bench = typer.Typer(no_args_is_help=True, help="Measure the product: quality, speed and scale.")
 app.add_typer(bench, name="bench")
 
+from pollux.cli.bench import kube as kube  # noqa: E402
 from pollux.cli.bench import reproduce as reproduce  # noqa: E402
 from pollux.cli.bench import scale as scale  # noqa: E402

@@ -1,0 +1,69 @@
+"""Why a worker pod does not come to work, or how it ended, in words for the job's owner; pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+Json = Mapping[str, Any]
+
+_IMAGE_REASONS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """``fatal``: it lies with the job itself, so that no other node would help."""
+
+    reason: str
+    fatal: bool = False
+
+
+def pod_trouble(
+    pod: Json, place_wait_s: float, waited_s: float, *, pull_wait_s: float = inf
+) -> Trouble | None:
+    """What keeps a pod from running after ``waited_s``.
+
+    A node or image that cannot be had counts after ``place_wait_s``, a start without any known trouble after
+    ``pull_wait_s``.
+    """
+    status = pod.get("status") or {}
+    if status.get("phase", "Pending") != "Pending" or waited_s < place_wait_s:
+        return None
+    name = pod["metadata"]["name"]
+    for container in _containers(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _IMAGE_REASONS | _CONFIG_REASONS:
+            why = f"{container.get('image') or container.get('name')}: {waiting.get('message') or ''}"
+            return Trouble(f"{name}: {reason}: {why}".rstrip(": "), fatal=True)
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            why = condition.get("message") or condition.get("reason") or "no node was found"
+            return Trouble(f"{name} finds no node: {why}")
+    if waited_s >= pull_wait_s:
+        return Trouble(f"{name} has not started within {pull_wait_s:.0f} s")
+    return None
+
+
+def end_note(pod: Json) -> str:
+    """How a pod ended where its own output does not tell: evicted, out of memory, killed; else empty."""
+    status = pod.get("status") or {}
+    notes = []
+    if status.get("phase") == "Failed" and status.get("reason"):
+        notes.append(f"the pod was ended: {status['reason']}: {status.get('message') or ''}".rstrip(": "))
+    for container in _containers(pod):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("reason") == "OOMKilled":
+            notes.append(f"{container.get('name')} was killed: out of memory (OOMKilled), raise its limit")
+        elif ended.get("reason") in _CONFIG_REASONS | {"ContainerCannotRun", "StartError"}:
+            notes.append(f"{container.get('name')} could not run: {ended.get('message') or ended['reason']}")
+    return "; ".join(notes)
+
+
+def _containers(pod: Json) -> Iterator[Json]:
+    status = pod.get("status") or {}
+    for part in ("initContainerStatuses", "containerStatuses"):
+        yield from status.get(part) or ()

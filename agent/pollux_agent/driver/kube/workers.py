@@ -1,0 +1,248 @@
+"""One job's workers as pods: one a node, owned by the driver's pod, all of them or none."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
+from pollux_agent.driver.kube.cache import PodCache
+from pollux_agent.driver.kube.documents import (
+    ROLE,
+    WORKER_ROLE,
+    is_terminal,
+    labels,
+)
+from pollux_agent.driver.kube.logs import LogFollower
+from pollux_agent.driver.kube.manifest import Gang, worker_pod
+from pollux_agent.driver.kube.trouble import Trouble, end_note, pod_trouble
+from pollux_agent.driver.machine import Start
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import JobFolder, Placement
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+_KILL_GRACE_S = 1.0
+_GRACE_MARGIN_S = 5.0
+_LOG_WAIT_S = 5.0
+_RETRY_S = 2.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker pod, from its creation on."""
+
+    name: str
+    uid: str
+    created_s: float
+    log: LogFollower
+    noted: bool = False
+    asked_grace_s: float | None = None
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class KubeWorkers:
+    """Implements the driver's ``Workers``. Not for several threads.
+
+    ``make_gang`` gives what the pods of a start share, as the job is at that moment; ``lost_nodes`` are those
+    that the scheduler found lost: pods on them are forgotten once they were asked to end.
+    """
+
+    job_id: str
+    namespace: str
+    driver_uid: str
+    api: KubeApi
+    cache: PodCache
+    folder: JobFolder
+    make_gang: Callable[[Start], Gang]
+    lost_nodes: frozenset[str] = frozenset()
+    _gang: Gang | None = field(default=None, init=False)
+    _workers: dict[int, _Worker] = field(default_factory=dict, init=False)
+    _ending: bool = field(default=False, init=False)
+    _grace_s: float = field(default=_KILL_GRACE_S, init=False)
+    _refusal: Trouble | None = field(default=None, init=False)
+    _next_try_s: float = field(default=0.0, init=False)
+    _started_s: float = field(default=0.0, init=False)
+
+    # --- the driver's Workers
+
+    def blocked(self, placement: Placement) -> str:
+        """Waits for pods of earlier incarnations, of this driver or of one before it, to be gone."""
+        left = [pod["metadata"]["name"] for pod in self._leftovers()]
+        return f"{', '.join(sorted(left))} of an earlier start still end" if left else ""
+
+    def start(self, start: Start) -> None:
+        self._gang = self.make_gang(start)
+        self._workers = {}
+        self._ending, self._refusal = False, None
+        self._next_try_s, self._started_s = 0.0, time.monotonic()
+        self.tend()
+
+    def signal(self) -> None:
+        """Delete every pod: the kubelet asks its launcher to checkpoint and end."""
+        self._end(self._gang.settings.grace_s + _GRACE_MARGIN_S if self._gang else _KILL_GRACE_S)
+
+    def kill(self) -> None:
+        self._end(_KILL_GRACE_S)
+
+    def alive(self) -> Mapping[str, bool] | None:
+        if self._gang is None:
+            return None
+        if not self._ending and (self._refusal is not None or 0 not in self._workers):
+            return dict.fromkeys(self._gang.keys, True)  # the trouble is told by trouble(), not by absence
+        to_come = not self._ending and self._is_alive(0)
+        return {
+            key: self._is_alive(rank) if rank in self._workers else to_come
+            for rank, key in enumerate(self._gang.keys)
+        }
+
+    def release(self) -> None:
+        for worker in self._workers.values():
+            worker.log.close(_LOG_WAIT_S)
+            self._delete(worker.name, worker.uid, None)
+        self._gang = None
+        self._workers = {}
+
+    # --- more
+
+    def tend(self) -> None:
+        """Do what is due: create pods that can be by now, end leftovers, forget pods on lost nodes."""
+        self._create_due()
+        for worker in self._workers.values():
+            self._note_end(worker)
+            if self._ending:
+                self._press(worker)
+        pods = self.cache.pods()
+        ending = [worker.name for worker in self._workers.values() if self._ending]
+        for left in self._leftovers():
+            ending.append(left["metadata"]["name"])
+            if not left["metadata"].get("deletionTimestamp"):
+                self._delete(left["metadata"]["name"], left["metadata"]["uid"], None)
+        for name in ending:
+            pod = pods.get(name)
+            if pod is not None and pod.get("spec", {}).get("nodeName") in self.lost_nodes:
+                logger.warning("Pod %s is on a lost node: it is forgotten, its writes are fenced off", name)
+                self._delete(name, pod["metadata"]["uid"], 0)
+
+    def trouble(self) -> Trouble | None:
+        """Why this gang cannot come to work as a whole, once it has had its time; None while it may."""
+        if self._gang is None or self._ending:
+            return None
+        if self._refusal is not None:
+            return self._refusal
+        pods = self.cache.pods()
+        settings = self._gang.settings
+        waited_s = time.monotonic() - self._started_s
+        for worker in self._workers.values():
+            pod = pods.get(worker.name)
+            found = pod and pod_trouble(
+                pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s
+            )
+            if found:
+                return found
+        return None
+
+    def _create_due(self) -> None:
+        """Rank 0 first; the others once its address is known."""
+        gang = self._gang
+        if gang is None or self._ending or self._refusal is not None or time.monotonic() < self._next_try_s:
+            return
+        if 0 not in self._workers:
+            self._create(gang, 0, "")
+        address = self._address()
+        if address:
+            for rank in range(1, len(gang.keys)):
+                if rank not in self._workers and self._refusal is None:
+                    self._create(gang, rank, address)
+
+    def _create(self, gang: Gang, rank: int, address: str) -> None:
+        name = gang.pod_name(rank)
+        created_s = time.monotonic()
+        try:
+            pod = self.api.create(pod_path(self.namespace), worker_pod(gang, rank, address))
+        except DocumentError as error:
+            self._refusal = Trouble(str(error), fatal=True)
+        except KubeError as error:
+            if error.status == 409:
+                self._take_over(name)
+            elif error.unavailable:
+                logger.warning("%s could not be created: %s", name, error)
+                self._next_try_s = time.monotonic() + _RETRY_S
+            else:
+                self._refusal = Trouble(f"{name} is refused: {error}", fatal=error.status in (400, 422))
+        else:
+            key = gang.keys[rank]
+            log = LogFollower(
+                self.api,
+                self.namespace,
+                name,
+                self.folder.log(gang.start.incarnation, key),
+                f"{gang.start.incarnation}/{key}",
+            )
+            log.start()
+            self._workers[rank] = _Worker(name, pod["metadata"]["uid"], created_s, log)
+
+    def _take_over(self, name: str) -> None:
+        """A pod of that name is there: a create whose answer was lost, or one of a driver before us."""
+        try:
+            self.api.delete(pod_path(self.namespace, name), grace_s=_KILL_GRACE_S)
+        except KubeError as error:
+            logger.warning("%s is in the way: %s", name, error)
+        self._next_try_s = time.monotonic() + _RETRY_S
+
+    def _address(self) -> str:
+        worker = self._workers.get(0)
+        pod = self.cache.pods().get(worker.name) if worker else None
+        return str((pod or {}).get("status", {}).get("podIP") or "")
+
+    def _is_alive(self, rank: int) -> bool:
+        worker = self._workers.get(rank)
+        if worker is None:
+            return False
+        pod = self.cache.pods().get(worker.name)
+        if pod is None or pod["metadata"]["uid"] != worker.uid:
+            return not self.cache.is_gone(worker.name, worker.uid, worker.created_s)
+        return not is_terminal(pod)
+
+    def _end(self, grace_s: float) -> None:
+        self._ending = True
+        self._grace_s = grace_s
+        for worker in self._workers.values():
+            self._press(worker)
+
+    def _press(self, worker: _Worker) -> None:
+        """Delete a pod with the present grace; again while the API server has not taken it in."""
+        now_s = time.monotonic()
+        pod = self.cache.pods().get(worker.name)
+        if pod is not None and (is_terminal(pod) or pod["metadata"]["uid"] != worker.uid):
+            return
+        told = pod is None or bool(pod["metadata"].get("deletionTimestamp"))
+        if worker.asked_grace_s == self._grace_s and (told or now_s < worker.asked_s + _RETRY_S):
+            return
+        worker.asked_grace_s, worker.asked_s = self._grace_s, now_s
+        self._delete(worker.name, worker.uid, self._grace_s)
+
+    def _delete(self, name: str, uid: str, grace_s: float | None) -> None:
+        try:
+            self.api.delete(pod_path(self.namespace, name), grace_s=grace_s, uid=uid)
+        except KubeError as error:
+            logger.warning("%s could not be deleted: %s", name, error)
+
+    def _note_end(self, worker: _Worker) -> None:
+        pod = self.cache.pods().get(worker.name)
+        if pod is None or worker.noted:
+            return
+        if note := end_note(pod):
+            worker.noted = True
+            worker.log.note(note)
+
+    def _leftovers(self) -> Iterable[Json]:
+        """Worker pods of this job that are none of the present gang's and still hold something."""
+        ours = {worker.name for worker in self._workers.values()}
+        for name, pod in self.cache.pods().items():
+            if labels(pod).get(ROLE) == WORKER_ROLE and name not in ours and not is_terminal(pod):
+                yield pod

@@ -1,0 +1,126 @@
+{{- define "pollux.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pollux.labels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: pollux
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{/* The namespaces of jobs, comma separated: the release's own unless others are named. */}}
+{{- define "pollux.namespaces" -}}
+{{- join "," (default (list .Release.Namespace) .Values.namespaces | uniq) -}}
+{{- end -}}
+
+{{- define "pollux.leaseNamespace" -}}
+{{- default .Release.Namespace .Values.leaseNamespace -}}
+{{- end -}}
+
+{{- define "pollux.schedulerAccount" -}}
+{{- default (printf "%s-scheduler" (include "pollux.fullname" .)) .Values.scheduler.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "pollux.driverAccount" -}}
+{{- default (printf "%s-driver" (include "pollux.fullname" .)) .Values.driver.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "pollux.workerAccount" -}}
+{{- default (printf "%s-worker" (include "pollux.fullname" .)) .Values.worker.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "pollux.checkpointClaim" -}}
+{{- if .Values.checkpoints.pvc.existingClaim -}}
+{{- .Values.checkpoints.pvc.existingClaim -}}
+{{- else if .Values.checkpoints.pvc.create -}}
+{{- printf "%s-checkpoints" (include "pollux.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pollux.stateClaim" -}}
+{{- if .Values.state.pvc.existingClaim -}}
+{{- .Values.state.pvc.existingClaim -}}
+{{- else if .Values.state.pvc.create -}}
+{{- printf "%s-state" (include "pollux.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Airflow's own accounts, as subjects of a binding. */}}
+{{- define "pollux.airflowSubjects" -}}
+{{- range .Values.airflow.serviceAccounts }}
+- kind: ServiceAccount
+  name: {{ .name | quote }}
+  namespace: {{ default $.Release.Namespace .namespace | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Whoever may see nodes and pods: those, and Airflow's API server. */}}
+{{- define "pollux.readerSubjects" -}}
+{{- include "pollux.schedulerSubjects" . }}
+{{- range .Values.airflow.readers }}
+- kind: ServiceAccount
+  name: {{ .name | quote }}
+  namespace: {{ default $.Release.Namespace .namespace | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Whoever may run the scheduling task: Airflow's accounts and the scheduler's own. */}}
+{{- define "pollux.schedulerSubjects" -}}
+{{- include "pollux.airflowSubjects" . }}
+{{- if or .Values.scheduler.serviceAccount.create .Values.scheduler.serviceAccount.name }}
+- kind: ServiceAccount
+  name: {{ include "pollux.schedulerAccount" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* Jobs that run stay whole when the release goes: what they need is not removed with it. */}}
+{{- define "pollux.keep" -}}
+helm.sh/resource-policy: keep
+{{- end -}}
+
+{{/* The volume source of all jobs' folders, as JSON; empty without one. */}}
+{{- define "pollux.jobsVolume" -}}
+{{- if .Values.checkpoints.volume -}}
+{{- .Values.checkpoints.volume | toJson -}}
+{{- else if include "pollux.checkpointClaim" . -}}
+{{- dict "persistentVolumeClaim" (dict "claimName" (include "pollux.checkpointClaim" .)) | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A claim. Call with a dict of root, claim (its values), name and namespace. */}}
+{{- define "pollux.claim" -}}
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {{ .name }}
+  namespace: {{ .namespace }}
+  labels:
+    {{- include "pollux.labels" .root | nindent 4 }}
+  annotations:
+    {{- include "pollux.keep" .root | nindent 4 }}
+    {{- with .claim.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  accessModes:
+    {{- toYaml .claim.accessModes | nindent 4 }}
+  {{- with .claim.storageClassName }}
+  storageClassName: {{ if eq . "-" }}""{{ else }}{{ . | quote }}{{ end }}
+  {{- end }}
+  resources:
+    requests:
+      storage: {{ .claim.size | quote }}
+{{- end -}}

@@ -1,0 +1,2 @@
+-- The second database beside Airflow's own.
+CREATE DATABASE mlflow OWNER pollux;

@@ -1,0 +1,357 @@
+"""The cluster itself: what a cycle observes and patches, and what the operator submits, over the real API."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pollux.cluster.base import (
+    FINAL_PHASES,
+    ClusterJob,
+    ClusterView,
+    JobIdentity,
+    LogChunk,
+    StopReason,
+)
+from pollux.cluster.k8s import events, jobs, podlog
+from pollux.cluster.k8s.calls import translated
+from pollux.cluster.k8s.lease import SchedulingLease
+from pollux.cluster.k8s.nodes import Books, held_by_jobs, read_books, unix_s
+from pollux.cluster.k8s.settings import KubeSettings
+from pollux.cluster.k8s.submit import Submitter, is_overdue
+from pollux.errors import Conflict, DriverLost, Refused, UnknownJob
+from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
+from pollux_agent.driver.kube.trouble import pod_trouble
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import Allocation, JobSpec, Placement, encode
+
+logger = logging.getLogger(__name__)
+
+Json = Mapping[str, Any]
+
+_NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_DRIVERS = f"{doc.ROLE}={doc.DRIVER_ROLE}"
+_WORKERS = f"{doc.ROLE}={doc.WORKER_ROLE}"
+_MAX_VIEW_AGE_S = 1.0
+_ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
+_SEEN_AGAIN_S = 5.0
+
+
+class KubeCluster:
+    """Cluster and JobControl. ``namespace`` binds it to one namespace, as an operator's; a scheduler's looks
+    for jobs in all. ``user_pod`` gives the pod that a submitted job's workers are made from.
+
+    Under the lease a view is used for up to a second, with this cluster's own patches applied, so that a
+    cycle's number of calls does not grow with its number of changes.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: KubeSettings,
+        *,
+        namespace: str | None = None,
+        user_pod: Callable[[], Json] | None = None,
+        mlflow_tracking_uri: str = "",
+    ) -> None:
+        self.api = api
+        self._settings = settings
+        self._namespace = namespace
+        self._lease = SchedulingLease(api, settings.lease_in)
+        self._submitter = Submitter(api, settings, namespace, user_pod, mlflow_tracking_uri)
+        self._leased = False
+        self._given_out: tuple[int, float] | None = None
+        self._view: tuple[ClusterView, float] | None = None
+        self._drivers: dict[str, Json] = {}
+        self._lost: frozenset[str] = frozenset()
+
+    # --- Cluster
+
+    @contextmanager
+    def lease(self, holder: str, ttl: timedelta) -> Iterator[None]:
+        with translated("lease"):
+            held = self._lease.hold(holder, ttl)
+            held.__enter__()
+        self._leased, self._view, self._given_out = True, None, None
+        try:
+            yield
+        finally:
+            self._leased, self._view = False, None
+            held.__exit__(None, None, None)
+
+    def next_decision(self) -> int:
+        with translated("decision number"):
+            drivers = self.api.items(self._pods, accept=_METADATA_ONLY, labelSelector=_DRIVERS)
+            largest = max((_decision(pod) for pod in drivers), default=0)
+            number = self._lease.next_decision(largest)
+        self._given_out = (number, time.monotonic())
+        return number
+
+    def observe(self) -> ClusterView:
+        if self._view is not None and self._leased and time.monotonic() < self._view[1] + _MAX_VIEW_AGE_S:
+            return self._view[0]
+        with translated("observe"):
+            nodes = list(self.api.items("/api/v1/nodes"))
+            pods = list(self.api.items("/api/v1/pods", fieldSelector=_NOT_ENDED))
+            quotas = self._quotas()
+        now = self.api.server_unix_s
+        drivers: dict[str, Json] = {pod["metadata"]["name"]: pod for pod in pods if _is_active_driver(pod)}
+        books = read_books(
+            nodes,
+            pods,
+            quotas,
+            jobs={job_id: pod["metadata"]["namespace"] for job_id, pod in drivers.items()},
+            settings=self._settings,
+            now_unix_s=now,
+        )
+        self._drivers, self._lost = drivers, books.lost
+        view = ClusterView(nodes=books.nodes, jobs=tuple(self._jobs_of(drivers, books, now)))
+        self._view = (view, time.monotonic())
+        return view
+
+    def patch_allocation(self, job_id: str, *, expected: int, allocation: Allocation) -> None:
+        pod = self._drivers.get(job_id) if self._leased else None
+        pod = pod or self._driver(job_id)
+        stored = _decision(pod)
+        if stored != expected and not self._leased:
+            raise Conflict(f"{job_id}: decision {stored} is stored, not {expected}; observe again")
+        if allocation.decision < max(expected, self._last_decision()):
+            raise Conflict(f"{job_id}: decision {allocation.decision} is old, a newer one was begun")
+        if jobs.is_over(pod) or jobs.is_abandoned(pod):
+            raise Refused(f"{job_id}: the job is over; it can hold no GPUs")
+        self._check_placement(allocation.placement)
+        before = jobs.job_of(pod, now_unix_s=self.api.server_unix_s).allocation.placement
+        patched = self._patch(pod, job_id, expected, allocation)
+        events.tell(self.api, pod, before, allocation)
+        self._remember(job_id, patched, allocation)
+
+    def set_run(self, job_id: str, run_id: str) -> None:
+        pod = self._driver(job_id)
+        recorded = doc.annotations(pod).get(doc.RUN, "")
+        if recorded == run_id:
+            return
+        if recorded:
+            raise Conflict(f"{job_id}: run {recorded} is recorded already, not {run_id}")
+        self._change(pod, job_id, doc.RUN, "", run_id)
+
+    def held(self) -> Mapping[str, Placement]:
+        with translated("held"):
+            pods = list(self.api.items(self._pods, labelSelector=_WORKERS, fieldSelector=_NOT_ENDED))
+        return held_by_jobs(pods, self._settings.gpu_resources)
+
+    # --- JobControl
+
+    def submit(
+        self, job_id: str, *, identity: JobIdentity, spec: JobSpec, run_id: str | None, fresh: bool = False
+    ) -> ClusterJob:
+        with translated(f"submit {job_id}", writes=True):
+            pod = self._submitter.submit(job_id, identity=identity, spec=spec, run_id=run_id, fresh=fresh)
+        return jobs.job_of(pod, now_unix_s=self.api.server_unix_s)
+
+    def job(self, job_id: str) -> ClusterJob:
+        pod = self._driver(job_id)
+        job = _readable(pod, self.api.server_unix_s)
+        if job.status.phase in FINAL_PHASES:
+            return job
+        if not _is_lost(pod, self.api.server_unix_s):
+            return self._unless_never_starts(job, pod)
+        if job.status.stop is not None:
+            return replace(job, status=replace(job.status, phase="ended", held={}))
+        raise DriverLost(f"the driver of {job_id} is gone: {_end_of(pod)}")
+
+    def stop(self, job_id: str, reason: StopReason) -> ClusterJob:
+        pod = self._driver(job_id)
+        noted = doc.annotations(pod).get(doc.STOP, "")
+        if not jobs.is_over(pod) and (not noted or (reason in _ABRUPT and noted not in _ABRUPT)):
+            pod = self._change(pod, job_id, doc.STOP, noted, reason)
+        if jobs.is_abandoned(pod):
+            self._end_workers_of(pod)
+        return _readable(pod, self.api.server_unix_s)
+
+    def logs(self, job_id: str, cursor: str = "") -> LogChunk:
+        pod = self._driver(job_id)
+        with translated(f"logs of {job_id}"):
+            return podlog.read(self.api, pod, cursor)
+
+    # --- more than the protocols ask for
+
+    def every_job(self) -> ClusterView:
+        """As :meth:`observe`, but with the jobs that are over and whose pod is still there."""
+        view = self.observe()
+        with translated("jobs"):
+            pods = list(self.api.items(self._pods, labelSelector=_DRIVERS))
+        known = {job.job_id for job in view.jobs}
+        over = [
+            _readable(pod, self.api.server_unix_s) for pod in pods if pod["metadata"]["name"] not in known
+        ]
+        return ClusterView(
+            nodes=view.nodes, jobs=tuple(sorted([*view.jobs, *over], key=lambda job: job.submitted_unix_s))
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Delete a job's driver pod, and so all that is left of it but its folder."""
+        pod = self._driver(job_id)
+        with translated(f"remove {job_id}", job_id=job_id, writes=True):
+            self.api.delete(_path(pod), uid=pod["metadata"]["uid"])
+
+    # --- within
+
+    @property
+    def _pods(self) -> str:
+        return pod_path(self._namespace) if self._namespace else "/api/v1/pods"
+
+    def _driver(self, job_id: str) -> Json:
+        """The job's driver pod as it is now; raises UnknownJob."""
+        with translated(f"job {job_id}", job_id=job_id):
+            if self._namespace:
+                pod: Json = self.api.get(pod_path(self._namespace, job_id))
+                found = [pod] if doc.labels(pod).get(doc.ROLE) == doc.DRIVER_ROLE else []
+            else:
+                selector = f"{_DRIVERS},{doc.JOB}={job_id}"
+                found = list(self.api.items("/api/v1/pods", labelSelector=selector))
+        if not found:
+            raise UnknownJob(f"the cluster has no job {job_id!r}")
+        return found[0]
+
+    def _end_workers_of(self, pod: Json) -> None:
+        """Nobody drives the job any more: with its driver's pod its workers go too."""
+        try:
+            self.api.delete(_path(pod), uid=pod["metadata"]["uid"])
+        except KubeError as error:
+            logger.warning("Pod %s could not be deleted: %s", pod["metadata"]["name"], error)
+
+    def _unless_never_starts(self, job: ClusterJob, pod: Json) -> ClusterJob:
+        """The job, failed for good if its driver's image cannot be had within the time for that."""
+        born = unix_s(pod["metadata"].get("creationTimestamp"))
+        trouble = pod_trouble(pod, self._settings.place_wait_s, self.api.server_unix_s - born)
+        if trouble is None or not trouble.fatal or job.status.stop is not None:
+            return job
+        message = f"the driver cannot start: {trouble.reason}"
+        return replace(job, status=replace(job.status, phase="failed", final=True, message=message))
+
+    def _quotas(self) -> list[dict[str, Any]]:
+        try:
+            return list(self.api.items("/api/v1/resourcequotas"))
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            logger.warning("Quotas cannot be read, so they are not respected beforehand: %s", error)
+            return []
+
+    def _jobs_of(self, drivers: Mapping[str, Json], books: Books, now: float) -> list[ClusterJob]:
+        found = []
+        for job_id, pod in drivers.items():
+            try:
+                found.append(jobs.job_of(pod, now_unix_s=now, held=books.held.get(job_id, {})))
+            except DocumentError as error:
+                logger.error("Job %s cannot be read and is left out: %s", job_id, error)
+        return sorted(found, key=lambda job: (job.submitted_unix_s, job.job_id))
+
+    def _last_decision(self) -> int:
+        """The last number given out; our own one for some seconds while nobody else may schedule."""
+        if self._leased and self._given_out and time.monotonic() < self._given_out[1] + _SEEN_AGAIN_S:
+            return self._given_out[0]
+        with translated("decision number"):
+            number = self._lease.last_decision()
+        self._given_out = (number, time.monotonic())
+        return number
+
+    def _check_placement(self, placement: Placement) -> None:
+        if not placement:
+            return
+        sizes = {node.name: node.gpus for node in self.observe().nodes}
+        for name, gpus in placement.items():
+            if gpus > sizes.get(name, 0):
+                has = f"has {sizes[name]} to give" if name in sizes else "is none that gives any"
+                raise Refused(f"placement: {gpus} GPUs on {name!r}, which {has}")
+
+    def _patch(self, pod: Json, job_id: str, expected: int, allocation: Allocation) -> Json:
+        lost = sorted(self._lost) if self._leased else []
+        changes: list[tuple[str, str]] = [
+            (doc.DECISION, str(allocation.decision)),
+            (doc.ALLOCATION, encode(allocation)),
+            (doc.LOST, json.dumps(lost)),
+        ]
+        patch = [{"op": "test", "path": _at(doc.DECISION), "value": str(expected)}]
+        patch += [{"op": "add", "path": _at(name), "value": value} for name, value in changes]
+        try:
+            with translated(f"patch {job_id}", job_id=job_id, writes=True):
+                return self.api.patch(_path(pod), patch)
+        except Refused:
+            now = _decision(self._driver(job_id))
+            if now == expected:
+                raise
+            raise Conflict(f"{job_id}: decision {now} is stored, not {expected}; observe again") from None
+
+    def _change(self, pod: Json, job_id: str, name: str, old: str, new: str) -> Json:
+        """Set one annotation if it still has its old value; raises Conflict otherwise."""
+        patch = [
+            {"op": "test", "path": _at(name), "value": old},
+            {"op": "add", "path": _at(name), "value": new},
+        ]
+        try:
+            with translated(f"{name} of {job_id}", job_id=job_id, writes=True):
+                return self.api.patch(_path(pod), patch)
+        except Refused:
+            now = doc.annotations(self._driver(job_id)).get(name, "")
+            if now == old:
+                raise
+            raise Conflict(f"{job_id}: {name} is {now!r} by now, not {old!r}") from None
+
+    def _remember(self, job_id: str, pod: Json, allocation: Allocation) -> None:
+        """Apply our own patch to the view that is still in use."""
+        if self._view is None or not self._leased:
+            return
+        view, seen_s = self._view
+        self._drivers[job_id] = pod
+        changed = tuple(
+            replace(job, allocation=allocation) if job.job_id == job_id else job for job in view.jobs
+        )
+        self._view = (ClusterView(nodes=view.nodes, jobs=changed), seen_s)
+
+
+def _path(pod: Json) -> str:
+    return pod_path(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _at(name: str) -> str:
+    """JSON pointer of an annotation."""
+    return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def _decision(pod: Json) -> int:
+    text = doc.annotations(pod).get(doc.DECISION, "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _is_active_driver(pod: Json) -> bool:
+    return doc.labels(pod).get(doc.ROLE) == doc.DRIVER_ROLE and not jobs.is_over(pod)
+
+
+def _readable(pod: Json, now_unix_s: float) -> ClusterJob:
+    try:
+        return jobs.job_of(pod, now_unix_s=now_unix_s)
+    except DocumentError as error:
+        raise Refused(str(error)) from None
+
+
+def _is_lost(pod: Json, now_unix_s: float) -> bool:
+    """Whether nobody drives the job any more: its driver ended early, or is long overdue in ending."""
+    return jobs.is_abandoned(pod) or is_overdue(pod, now_unix_s)
+
+
+def _end_of(pod: Json) -> str:
+    status = pod.get("status") or {}
+    parts = [status.get("phase"), status.get("reason"), status.get("message")]
+    for container in status.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended:
+            message = (ended.get("message") or "").strip()[-500:]
+            parts.append(f"exit code {ended.get('exitCode')} ({ended.get('reason')}) {message}".strip())
+    return ", ".join(str(part) for part in parts if part) or "no cause is known"

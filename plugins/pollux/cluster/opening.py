@@ -1,0 +1,24 @@
+"""The cluster that the settings name, as the scheduler and the pages and commands for people see it."""
+
+from typing import TYPE_CHECKING
+
+from pollux.settings import Settings
+
+if TYPE_CHECKING:
+    from pollux.cluster.k8s import KubeCluster
+    from pollux.cluster.local import LocalCluster
+
+
+def open_cluster(config: Settings) -> "LocalCluster | KubeCluster":
+    """Raises ConfigError for wrong settings of Kubernetes, and ClusterUnavailable where it is not reached."""
+    if config.cluster == "local":
+        from pollux.cluster.local import LocalCluster
+
+        return LocalCluster(config.socket)
+    from pollux.cluster.k8s import KubeCluster, kube_settings
+    from pollux.cluster.k8s.calls import translated
+    from pollux_agent.driver.kube.api import open_api
+
+    kube = kube_settings()
+    with translated("connection to Kubernetes"):
+        return KubeCluster(open_api(kube.config, kube.context), kube)

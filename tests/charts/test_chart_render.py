@@ -1,0 +1,262 @@
+"""What the chart renders, with several sets of values; no cluster is needed."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from helm_runs import CHART, NAMESPACE, TOP, VALUE_SETS, Manifest, named, of_kind, render, run_tool
+
+from pollux.cluster.k8s import kube_settings
+from pollux.doctor.rights import ROLES, Right, rule
+from pollux.metrics import LastCycle, exposition
+from pollux.settings import settings
+
+FULL = VALUE_SETS["a whole installation"]
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
+def test_helm_finds_nothing_to_say_against_it(values: Mapping[str, Any]) -> None:
+    run_tool("helm", "lint", "--strict", str(CHART), "--values", "-", stdin=json.dumps(values))
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
+def test_what_airflow_is_given_are_settings_that_it_understands(values: Mapping[str, Any]) -> None:
+    data = named(render(values), "ConfigMap", "pollux-settings")["data"]
+    assert all(isinstance(value, str) for value in data.values())
+    general, kube = settings(data), kube_settings(data)
+    assert general.cluster == "kubernetes"
+    assert kube.namespace == (values.get("namespaces") or [NAMESPACE])[0]
+    known = {f"POLLUX_{field.upper()}" for field in type(general).__dataclass_fields__}
+    known |= {f"POLLUX_KUBE_{field.upper()}" for field in type(kube).__dataclass_fields__}
+    assert set(data) <= known | {"MLFLOW_TRACKING_URI"}
+
+
+def test_the_values_reach_the_settings() -> None:
+    data = named(render(FULL), "ConfigMap", "pollux-settings")["data"]
+    general, kube = settings(data), kube_settings(data)
+    assert (general.deployment, general.seed, general.shadow) == ("research", 3, False)
+    assert general.mlflow_tracking_uri == "http://mlflow.ml:5000"
+    assert str(general.airflow_login) == "/pollux/airflow/login.json"
+    assert str(general.metrics_token) == "/pollux/metrics/token"
+    assert kube.gpu_resources == ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb")
+    assert (kube.gpu_type_label, kube.lease_namespace) == ("gpu/type", "kube-public")
+    assert kube.jobs_volume == {"persistentVolumeClaim": {"claimName": "pollux-checkpoints"}}
+    assert kube.tolerations[0]["key"] == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("values", "named_in_error"),
+    [
+        pytest.param({"namspaces": ["a"]}, "namspaces", id="a misspelt value"),
+        pytest.param({"namespaces": ["Team A"]}, "namespaces", id="no name of a namespace"),
+        pytest.param({"scheduler": {"intervalSeconds": 0}}, "intervalSeconds", id="no interval"),
+        pytest.param({"scheduler": {"shadow": "yes"}}, "shadow", id="a word for a truth value"),
+        pytest.param({"gpus": {"resources": []}}, "resources", id="no GPU resource"),
+        pytest.param({"settings": {"PATH": "/evil"}}, "settings", id="somebody else's variable"),
+        pytest.param(
+            {"airflow": {"serviceAccounts": [{"namespace": "x"}]}}, "name", id="account without name"
+        ),
+        pytest.param({"checkpoints": {"pvc": {"size": "big"}}}, "size", id="no size"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: Mapping[str, Any], named_in_error: str) -> None:
+    arguments = ("template", "pollux", str(CHART), "--values", "-")
+    refused = run_tool("helm", *arguments, stdin=json.dumps(values), check=False)
+    assert refused.returncode != 0
+    assert named_in_error in refused.stderr
+
+
+def test_a_service_monitor_needs_the_token() -> None:
+    values: dict[str, Any] = {"metrics": {"serviceMonitor": {"enabled": True}}}
+    arguments = ("template", "pollux", str(CHART), "--values", "-")
+    refused = run_tool("helm", *arguments, stdin=json.dumps(values), check=False)
+    assert "metrics.existingSecret" in refused.stderr
+    values["metrics"]["existingSecret"] = "token"
+    (monitor,) = of_kind(render(values), "ServiceMonitor")
+    assert monitor["spec"]["endpoints"][0]["path"] == "/pollux/metrics"
+    assert monitor["spec"]["endpoints"][0]["authorization"]["credentials"]["name"] == "token"
+
+
+def granted(manifests: list[Manifest], account: str) -> set[tuple[str, Right]]:
+    """(namespace or nothing, right) of everything that is bound to ``namespace/name``."""
+    found = set()
+    for binding in [*of_kind(manifests, "RoleBinding"), *of_kind(manifests, "ClusterRoleBinding")]:
+        subjects = {f"{subject['namespace']}/{subject['name']}" for subject in binding["subjects"]}
+        if account not in subjects:
+            continue
+        namespace = binding["metadata"].get("namespace", "")
+        kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
+        (role,) = (
+            role
+            for role in of_kind(manifests, kind)
+            if role["metadata"]["name"] == name and role["metadata"].get("namespace", "") == namespace
+        )
+        for part in role["rules"]:
+            for group in part["apiGroups"]:
+                for resource in part["resources"]:
+                    for verb in part["verbs"]:
+                        for only in part.get("resourceNames", [""]):
+                            right = Right(verb=verb, resource=resource, group=group, name=only)
+                            found.add((namespace, right))
+    return found
+
+
+def needed(role: str, namespaces: list[str], lease: str) -> set[tuple[str, Right]]:
+    where = {"cluster": [""], "jobs": namespaces, "lease": [lease]}
+    return {
+        (namespace, Right(verb=right.verb, resource=right.resource, group=right.group, name=right.name))
+        for right in ROLES[role]
+        for namespace in where[right.scope]
+    }
+
+
+def test_each_account_has_exactly_the_rights_that_it_needs() -> None:
+    manifests, teams, lease = render(FULL), ["team-a", "team-b"], "kube-public"
+    scheduler = needed("scheduler", teams, lease)
+    assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == scheduler
+    for airflow in ("airflow/airflow-worker", f"{NAMESPACE}/airflow-triggerer"):
+        assert granted(manifests, airflow) == scheduler | needed("operator", teams, lease)
+    assert granted(manifests, "airflow/airflow-api-server") == needed("shadow", teams, lease)
+    for team in teams:
+        assert granted(manifests, f"{team}/pollux-driver") == needed("driver", [team], lease)
+        assert granted(manifests, f"{team}/pollux-worker") == set()
+
+
+def test_in_shadow_mode_nobody_is_given_a_right_to_write_for_the_scheduler() -> None:
+    manifests = render(VALUE_SETS["shadow"])
+    assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == needed("shadow", [], "")
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
+def test_no_role_has_wildcards_secrets_or_exec(values: Mapping[str, Any]) -> None:
+    for role in [*of_kind(render(values), "Role"), *of_kind(render(values), "ClusterRole")]:
+        text = json.dumps(role["rules"])
+        assert not re.search(r'"\*"|secrets|pods/exec|pods/attach|serviceaccounts|impersonate', text)
+
+
+def test_the_rule_that_the_doctor_prints_is_a_rule() -> None:
+    for rights in ROLES.values():
+        rules = yaml.safe_load(rule(rights))
+        assert sum(len(part["verbs"]) for part in rules) == len(rights)
+        assert all(set(part) <= {"apiGroups", "resources", "resourceNames", "verbs"} for part in rules)
+
+
+@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
+def test_what_running_jobs_need_outlives_the_release(values: Mapping[str, Any]) -> None:
+    for manifest in render(values):
+        component = manifest["metadata"]["labels"].get("app.kubernetes.io/component", "")
+        needs = component in ("driver", "worker") or manifest["kind"] == "PersistentVolumeClaim"
+        kept = (manifest["metadata"].get("annotations") or {}).get("helm.sh/resource-policy") == "keep"
+        assert kept is needs, f"{manifest['kind']} {manifest['metadata']['name']}"
+
+
+def test_workers_get_no_token_and_drivers_do() -> None:
+    accounts = of_kind(render(FULL), "ServiceAccount")
+    mounted = {
+        account["metadata"]["labels"]["app.kubernetes.io/component"]: account["automountServiceAccountToken"]
+        for account in accounts
+    }
+    assert mounted == {"scheduler": True, "driver": True, "worker": False}
+
+
+def test_nobody_but_workers_connects_to_workers_and_nobody_to_drivers() -> None:
+    policies = of_kind(render(FULL), "NetworkPolicy")
+    by_role = {
+        (
+            policy["metadata"]["namespace"],
+            policy["spec"]["podSelector"]["matchLabels"]["pollux.dev/role"],
+        ): policy
+        for policy in policies
+    }
+    assert len(by_role) == len(policies) == 4
+    worker = by_role["team-a", "worker"]["spec"]
+    assert worker["policyTypes"] == ["Ingress", "Egress"]
+    (peers,) = (part["from"] for part in worker["ingress"])
+    assert peers == [{"podSelector": {"matchLabels": {"pollux.dev/role": "worker"}}}]
+    assert {"ports": [{"port": 5000, "protocol": "TCP"}]} in worker["egress"]
+    assert worker["egress"][-1]["ports"] == [{"port": 443}]
+    assert by_role["team-b", "driver"]["spec"]["ingress"] == []
+
+
+def test_each_namespace_of_jobs_has_its_claim() -> None:
+    claims = of_kind(render(FULL), "PersistentVolumeClaim")
+    found = {(c["metadata"]["namespace"], c["metadata"]["name"]): c["spec"] for c in claims}
+    assert set(found) == {
+        ("team-a", "pollux-checkpoints"),
+        ("team-b", "pollux-checkpoints"),
+        (NAMESPACE, "pollux-state"),
+    }
+    assert found["team-a", "pollux-checkpoints"]["storageClassName"] == "fast"
+    assert found["team-a", "pollux-checkpoints"]["resources"]["requests"]["storage"] == "1Ti"
+    assert of_kind(render(VALUE_SETS["as little as possible"]), "PersistentVolumeClaim") == []
+
+
+def test_the_dags_are_the_projects_own() -> None:
+    data = named(render(), "ConfigMap", "pollux-dags")["data"]
+    assert data == {path.name: path.read_text() for path in (TOP / "dags").glob("*.py")}, "copy dags/ anew"
+
+
+def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
+    dashboard = json.loads(named(render(), "ConfigMap", "pollux-dashboard")["data"]["pollux.json"])
+    figures = {
+        *("decision", "time_unix_s", "interval_s", "objective", "gpus", "gpus_allocated", "gpus_idle"),
+        *("restarts", "predicted_goodput", "jobs_running", "jobs_waiting", "jobs_left_out", "changes"),
+        *("changes_done", "changes_delayed", "changes_failed"),
+    }
+    cycle = LastCycle(deployment="d", figures=dict.fromkeys(figures, 1.0), wall_clock_s={"act": 1.0})
+    there = set(re.findall(r"^(pollux_\w+)\{", exposition(cycle)[0].decode(), re.MULTILINE))
+    asked = set(re.findall(r"pollux_\w+", json.dumps(dashboard["panels"])))
+    assert asked
+    assert asked <= there
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_pod_of_helm_test_is_confined() -> None:
+    pod = named(render(), "Pod", "pollux-doctor")["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    container = pod["containers"][0]["securityContext"]
+    assert container["readOnlyRootFilesystem"] is True
+    assert container["allowPrivilegeEscalation"] is False
+    assert container["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_notes_say_which_host_mlflow_must_allow() -> None:
+    found = run_tool(
+        "helm", "install", "pollux", str(CHART), "--dry-run=client", "--values", "-", stdin=json.dumps(FULL)
+    )
+    notes = found.stdout.partition("NOTES:")[2]
+    assert "--allowed-hosts mlflow.ml:5000" in notes
+    assert "configMapRef: {name: pollux-settings}" in notes
+    assert "secretName: metrics-token" in notes
+    assert "helm test pollux" in notes
+    hinted = run_tool("helm", "install", "pollux", str(CHART), "--dry-run=client").stdout
+    assert "airflow.serviceAccounts is empty" in hinted
+    assert "without it nothing is scheduled" in hinted
+
+
+def test_every_value_is_described_and_in_the_readme() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    readme = (CHART / "README.md").read_text()
+    for path in _leaves(values):
+        part = schema
+        for key in path:
+            part = part["properties"][key]
+        assert "description" in part, ".".join(path)
+        assert f"`{'.'.join(path)}`" in readme, ".".join(path)
+
+
+_WHOLE = {"selector", "labels", "resources", "securityContext"}
+"""Values that are taken as they are."""
+
+
+def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for key, value in values.items():
+        deeper = isinstance(value, dict) and value and key not in _WHOLE
+        found += _leaves(value, (*path, key)) if deeper else [(*path, key)]
+    return found

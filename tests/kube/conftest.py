@@ -1,0 +1,29 @@
+"""One Kubernetes for all tests of a session; torn down in the end if the session started it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube_nodes import TestKube, run_script
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[TestKube]:
+    """The cluster of KUBECONFIG, else one of POLLUX_KUBE's own."""
+    folder = Path(tempfile.mkdtemp(prefix="pollux-kube-"))
+    try:
+        if given := os.environ.get("KUBECONFIG"):
+            yield TestKube(kubeconfig=Path(given), folder=folder, scripts=None, state=None)
+            return
+        scripts = Path(os.environ["POLLUX_KUBE"])
+        state = folder / "kube"
+        try:
+            kubeconfig = Path(run_script(scripts / "up.sh", state=state).splitlines()[-1])
+            yield TestKube(kubeconfig=kubeconfig, folder=folder, scripts=scripts, state=state)
+        finally:
+            run_script(scripts / "down.sh", "--purge", state=state)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

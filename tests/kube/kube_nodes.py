@@ -1,0 +1,181 @@
+"""A Kubernetes for tests: the one that KUBECONFIG names, or one that the scripts in POLLUX_KUBE start."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+import pytest
+
+from pollux.cluster.k8s import KubeCluster, KubeSettings
+from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api
+
+T = TypeVar("T")
+TOP = Path(__file__).resolve().parents[2]
+NODE_GRACE = "25s"
+GPU = "nvidia.com/gpu"
+DRIVER_ACCOUNT = "pollux-driver"
+_SCRIPT_S = 240
+
+
+def awaited(look: Callable[[], T], wanted: Callable[[T], Any] = bool, timeout_s: float = 90.0) -> T:
+    """Look until what is seen is as wanted."""
+    until_s = time.monotonic() + timeout_s
+    while not wanted(seen := look()):
+        assert time.monotonic() < until_s, f"did not come about; last seen: {seen}"
+        time.sleep(0.1)
+    return seen
+
+
+@dataclass(slots=True)
+class TestKube:
+    """``scripts`` is None where a cluster of somebody else's is used; then there are fake nodes only."""
+
+    __test__ = False
+
+    kubeconfig: Path
+    folder: Path
+    scripts: Path | None
+    state: Path | None
+
+    @property
+    def api(self) -> KubeApi:
+        return open_api(self.kubeconfig)
+
+    def node_up(self, name: str, gpus: int) -> None:
+        """A real node, or a new number of GPUs for one that is up."""
+        self._run("node-up.sh", name, str(gpus))
+
+    def node_down(self, name: str, *, crash: bool = False) -> None:
+        self._run("node-down.sh", *(["--crash"] if crash else []), name)
+
+    def _run(self, script: str, *arguments: str) -> None:
+        if self.scripts is None or self.state is None:
+            pytest.skip("needs kube: real nodes come from POLLUX_KUBE's node-up.sh")
+        run_script(self.scripts / script, *arguments, state=self.state)
+
+    def namespace(self, name: str) -> str:
+        """An empty namespace with a service account that may do what a driver does, and no more."""
+        api = self.api
+        api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
+        roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}"
+        api.create(accounts, {"metadata": {"name": DRIVER_ACCOUNT}})
+        verbs = ["get", "list", "watch", "create", "patch", "delete"]
+        rules = [
+            {"apiGroups": [""], "resources": ["pods"], "verbs": verbs},
+            {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+        ]
+        api.create(f"{roles}/roles", {"metadata": {"name": DRIVER_ACCOUNT}, "rules": rules})
+        binding = {
+            "metadata": {"name": DRIVER_ACCOUNT},
+            "subjects": [{"kind": "ServiceAccount", "name": DRIVER_ACCOUNT, "namespace": name}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": DRIVER_ACCOUNT},
+        }
+        api.create(f"{roles}/rolebindings", binding)
+        for account in ("default", DRIVER_ACCOUNT):
+            awaited(lambda account=account: _has_token(api, f"{accounts}/{account}"))
+        return name
+
+    def settings(self, namespace: str, jobs: Path, **fields: Any) -> KubeSettings:
+        """Settings under which this machine's own Python runs drivers and workers."""
+        server = urlparse(self.api.client.configuration.host)
+        plain: dict[str, Any] = {
+            "config": self.kubeconfig,
+            "namespace": namespace,
+            "jobs_volume": {"hostPath": {"path": str(jobs), "type": "DirectoryOrCreate"}},
+            "driver_service_account": DRIVER_ACCOUNT,
+            "driver_env": {
+                "KUBERNETES_SERVICE_HOST": server.hostname,
+                "KUBERNETES_SERVICE_PORT": str(server.port),
+            },
+            "python": sys.executable,
+            "grace_s": 10.0,
+            "report_interval_s": 2.0,
+            "checkpoint_interval_s": 2.0,
+            "place_wait_s": 20.0,
+        }
+        return KubeSettings(**(plain | fields))
+
+    def cluster(self, settings: KubeSettings, **pod: Any) -> KubeCluster:
+        return KubeCluster(self.api, settings, namespace=settings.namespace, user_pod=lambda: host_pod(**pod))
+
+
+def host_folders(*more: Path) -> list[str]:
+    """What a pod needs of this machine to run this Python, outermost folders only."""
+    wanted = sorted({os.path.realpath(path) for path in ("/usr", sys.base_prefix, sys.prefix, TOP, *more)})
+    found: list[str] = []
+    for path in wanted:
+        if not any(path == outer or path.startswith(f"{outer}/") for outer in found):
+            found.append(path)
+    return found
+
+
+def host_pod(*folders: Path, **spec: Any) -> dict[str, Any]:
+    """A user's pod that runs this machine's own Python; the folders are mounted read-only."""
+    paths = host_folders(*folders)
+    return {
+        "metadata": {"labels": {"team": "research"}},
+        "spec": {
+            "hostNetwork": True,
+            "containers": [
+                {
+                    "name": "base",
+                    "image": "localhost/host:1",
+                    "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+                    "volumeMounts": [
+                        {"name": f"host-{number}", "mountPath": path, "readOnly": True}
+                        for number, path in enumerate(paths)
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": f"host-{number}", "hostPath": {"path": path}} for number, path in enumerate(paths)
+            ],
+            **spec,
+        },
+    }
+
+
+def run_script(script: Path, *arguments: str, state: Path) -> str:
+    """Run one of the cluster's scripts; its last arguments are the node's and the state folder."""
+    done = subprocess.run(
+        [str(script), *arguments, str(state)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SCRIPT_S,
+        env={**os.environ, "KUBE_NODE_GRACE": NODE_GRACE},
+    )
+    assert done.returncode == 0, f"{script.name} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}"
+    return done.stdout.strip()
+
+
+def fake_node(api: KubeApi, name: str, gpus: int, **meta: Any) -> None:
+    """A node without a kubelet: enough to count and to schedule, but nothing runs there."""
+    body = {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}, **meta}}
+    api.create("/api/v1/nodes", body)
+    sizes = {"cpu": "64", "memory": "512Gi", "pods": "250", GPU: str(gpus)}
+    status = {
+        "capacity": sizes,
+        "allocatable": sizes,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Fake", "message": "a test's"}],
+    }
+    api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+
+
+def _has_token(api: KubeApi, path: str) -> bool:
+    """Servers before 1.24 refuse pods of an account that has no token yet; later ones make no secret."""
+    try:
+        version = api.get("/version")
+        if int(json.dumps(version["minor"]).strip('"+')) >= 24:
+            return True
+        return bool(api.get(path).get("secrets"))
+    except KubeError:
+        return False

@@ -1,0 +1,178 @@
+"""The doctor on a real cluster: what it finds missing is what is missing, and its fix is a fix."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+import yaml
+from helm_runs import CHART, run_tool
+from kube_nodes import TestKube, awaited, host_pod
+from mlflow_server import mlflow_server
+
+from pollux.doctor.access import check_rights
+from pollux.doctor.finding import Finding
+from pollux.doctor.rights import ROLES, Scope
+from pollux.doctor.storage import check_storage
+from pollux.doctor.versions import check_server
+from pollux_agent.driver.kube.api import KubeApi, pod_path
+
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.slow, pytest.mark.timeout(600)]
+
+POLLUX = str(Path(sys.executable).with_name("pollux"))
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def namespace(kube: TestKube) -> Iterator[str]:
+    yield kube.namespace("doctored")
+    kube.api.delete("/api/v1/namespaces/doctored")
+
+
+def places(namespace: str) -> Mapping[Scope, tuple[str, ...]]:
+    return {"cluster": ("",), "jobs": (namespace,), "lease": (namespace,)}
+
+
+def grant(api: KubeApi, finding: Finding, namespace: str, account: str, number: int) -> None:
+    """Do what the finding says."""
+    rules = yaml.safe_load(finding.fix.partition(":\n")[2])
+    name = f"as-the-doctor-said-{number}"
+    cluster = finding.fix.startswith("rules of a ClusterRole")
+    kind, where = ("ClusterRole", RBAC) if cluster else ("Role", f"{RBAC}/namespaces/{namespace}")
+    plural = kind.lower() + "s"
+    api.create(f"{where}/{plural}", {"metadata": {"name": name}, "rules": rules})
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": namespace}],
+    }
+    api.create(f"{where}/{plural.removesuffix('s')}bindings", binding)
+
+
+def test_the_rules_that_it_prints_are_exactly_the_ones_that_are_missing(
+    kube: TestKube, namespace: str
+) -> None:
+    api = kube.api
+    api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "scheduling"}})
+    account = f"{namespace}/scheduling"
+    ask = lambda: list(check_rights(api, ["scheduler", "operator"], places(namespace), account))  # noqa: E731
+    missing = ask()
+    assert {finding.status for finding in missing} == {"failed"}
+    told = "; ".join(finding.detail for finding in missing)
+    assert all(right.verb in told and right.resource in told for right in ROLES["scheduler"])
+    for number, finding in enumerate(missing):
+        grant(api, finding, namespace, "scheduling", number)
+    try:
+        assert {finding.status for finding in awaited(ask, lambda found: len(found) == 2)} == {"ok"}
+    finally:
+        for number in range(len(missing)):
+            for kind in ("clusterroles", "clusterrolebindings"):
+                api.delete(f"{RBAC}/{kind}/as-the-doctor-said-{number}")
+
+
+def test_an_administrator_has_all_rights_and_the_server_is_new_enough(kube: TestKube, namespace: str) -> None:
+    found = [*check_rights(kube.api, list(ROLES), places(namespace)), *check_server(kube.api)]
+    assert {finding.status for finding in found} == {"ok"}, found
+
+
+def test_two_pods_share_the_volume_or_the_finding_says_why_not(
+    kube: TestKube, namespace: str, tmp_path: Path
+) -> None:
+    for name in ("gpu-node-0", "gpu-node-1"):
+        kube.node_up(name, 4)
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    settings = kube.settings(namespace, tmp_path)
+    findings = list(check_storage(kube.api, settings, namespace, host_pod()))
+    assert [finding.status for finding in findings] == ["ok", "ok"], findings
+    nodes = {finding.detail.split(" could ")[0] for finding in findings}
+    assert len(nodes) == 2, nodes
+    assert list(tmp_path.iterdir()) == []
+
+    elsewhere = {"hostPath": {"path": str(tmp_path / "none"), "type": "Directory"}}
+    broken = kube.settings(namespace, tmp_path, jobs_volume=elsewhere)
+    template = host_pod(activeDeadlineSeconds=8)
+    (finding,) = check_storage(kube.api, broken, namespace, template)
+    assert finding.status == "failed"
+    assert "could not write" in finding.detail
+    left = kube.api.get(pod_path(namespace), labelSelector="pollux.dev/doctor")["items"]
+    assert all(pod["metadata"].get("deletionTimestamp") for pod in left)
+
+
+def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
+    kube: TestKube, namespace: str, tmp_path: Path
+) -> None:
+    kube.node_up("gpu-node-0", 4)
+    server = urlparse(kube.api.client.configuration.host)
+    pod = host_pod()["spec"]
+    with mlflow_server(tmp_path) as url:
+        values: dict[str, Any] = {
+            "mlflow": {"trackingUri": url},
+            "leaseNamespace": namespace,
+            "test": {
+                "image": "localhost/host:1",
+                "command": [POLLUX, "doctor", "--cluster", "kubernetes"],
+                "hostNetwork": True,
+                "securityContext": {"runAsUser": _user(), "runAsGroup": _user()},
+                "volumes": pod["volumes"],
+                "volumeMounts": pod["containers"][0]["volumeMounts"],
+                "env": [
+                    {"name": "KUBERNETES_SERVICE_HOST", "value": str(server.hostname)},
+                    {"name": "KUBERNETES_SERVICE_PORT", "value": str(server.port)},
+                ],
+            },
+        }
+        where = ("--namespace", namespace)
+        run_tool(
+            "helm", "install", "checked", str(CHART), *where, "--values", "-",
+            kubeconfig=kube.kubeconfig, stdin=json.dumps(values),
+        )  # fmt: skip
+        try:
+            arguments = ("test", "checked", *where, "--logs", "--timeout", "150s")
+            found = run_tool("helm", *arguments, kubeconfig=kube.kubeconfig, check=False)
+            assert found.returncode == 0, found.stdout + found.stderr
+            assert "rights: scheduler: all" in found.stdout
+            assert "4 of nvidia.com/gpu" in found.stdout
+            assert "0 failed" in found.stdout
+        finally:
+            run_tool("helm", "uninstall", "checked", *where, kubeconfig=kube.kubeconfig, check=False)
+
+
+def _user() -> int:
+    """Any user, where this checkout can be read by all; else the one that it belongs to."""
+    inside = Path(sys.prefix).resolve()
+    open_to_all = all(folder.stat().st_mode & 0o005 == 0o005 for folder in (inside, *inside.parents))
+    return 50_000 if open_to_all else os.getuid()
+
+
+def test_the_command_ends_with_1_on_a_quota_of_nothing(
+    kube: TestKube, namespace: str, tmp_path: Path
+) -> None:
+    kube.node_up("gpu-node-0", 4)
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    kube.api.create(
+        quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"requests.nvidia.com/gpu": "0"}}}
+    )
+    awaited(lambda: kube.api.get(f"{quotas}/none").get("status", {}).get("hard"))
+    command = [POLLUX, "doctor", "--json", "--cluster", "kubernetes"]
+    environ = {
+        "PATH": os.defpath,
+        "HOME": str(tmp_path),
+        "POLLUX_STATE": str(tmp_path),
+        "POLLUX_KUBE_CONFIG": str(kube.kubeconfig),
+        "POLLUX_KUBE_NAMESPACE": namespace,
+    }
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    finally:
+        kube.api.delete(f"{quotas}/none")
+    assert done.returncode == 1, done.stderr
+    failed = {f["check"]: f for f in json.loads(done.stdout)["findings"] if f["status"] == "failed"}
+    assert set(failed) == {"quota", "MLflow"}
+    assert failed["quota"]["fix"] == f"raise requests.nvidia.com/gpu of ResourceQuota none in {namespace}"
