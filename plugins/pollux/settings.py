@@ -26,9 +26,10 @@ class Settings:
     relative script paths are looked up; ``mlflow_url`` is the address that people open (default: the
     tracking URI); ``airflow_url`` and ``airflow_login`` (a JSON object user -> password) give
     access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
-    ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but writes nothing to the cluster or to jobs' runs; ``keep_decisions`` is
-    how many saved decisions stay, all of them by default; ``metrics_token`` is a file with the bearer token
-    that reads the metrics, without which there are none.
+    ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but writes nothing
+    to the cluster or to jobs' runs; ``keep_decisions`` is how many saved decisions stay, all of them by
+    default; ``metrics_token`` is a file with the bearer token that reads the metrics, without which there
+    are none.
     """
 
     state: Path
