@@ -87,7 +87,7 @@ def simulate(
     except (ConfigError, PolluxError) as error:
         typer.echo(f"pollux simulate: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
-    results = {
+    results: dict[str, Any] = {
         "schema": 1,
         "settings": _settings(settings, setup),
         "workloads": [answer.result for answer in answers],

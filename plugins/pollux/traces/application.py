@@ -39,7 +39,7 @@ class Application:
     grad_var: Floats
     iteration: Floats
     times: Mapping[str, StepTimes]
-    _statistics: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    _statistics: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
 
     @property
     def initial_batch_size(self) -> int:

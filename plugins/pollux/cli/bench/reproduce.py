@@ -61,7 +61,7 @@ def _open(state: Path, resume: bool) -> dict[str, dict[str, Any]]:
     files = sorted(state.glob("*--seed*.json"))
     if files and not resume:
         raise ConfigError(
-            f"--state {state}: has {len(files)} simulations; add --resume to keep them, or name another folder"
+            f"--state {state}: has {len(files)} simulations; keep them with --resume, or name another folder"
         )
     done = {}
     for path in files:

@@ -1,0 +1,62 @@
+"""Placement of chosen configurations: everything that fits by count finds a place, with few moves."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshot_builder import make_job, make_snapshot
+
+from pollux.policy.assign import choose
+from pollux.policy.options import options_of
+from pollux.policy.placer import place
+from pollux.snapshot import Snapshot
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> Snapshot:
+    """Jobs of any size, some of them running, on nodes of several sizes."""
+    nodes = {f"n{index}": draw(st.sampled_from([4, 4, 6, 8])) for index in range(draw(st.integers(1, 8)))}
+    free = dict(nodes)
+    jobs = []
+    for index in range(draw(st.integers(1, 20))):
+        where = draw(st.sampled_from(list(nodes)))
+        held = draw(st.sampled_from([1, 2, 4]))
+        placement = {where: held} if free[where] >= held and draw(st.booleans()) else {}
+        if placement:
+            free[where] -= held
+        jobs.append(make_job(f"job-{index}", max_gpus=64, max_gpus_seen=64, placement=placement))
+    return make_snapshot(jobs, nodes=nodes)
+
+
+@given(snapshot=crowds(), seed=st.integers(0, 100))
+@settings(deadline=None, max_examples=60)
+def test_every_choice_within_the_capacities_finds_its_place(snapshot: Snapshot, seed: int) -> None:
+    options = options_of(snapshot)
+    gain = np.random.default_rng(seed).uniform(0.1, 1.0, len(options.job))
+    choice = choose(options, gain, must=np.zeros(len(snapshot.jobs), dtype=np.bool_))
+    placements = place(snapshot, options, choice.option)
+    sizes = {node.name: node.gpus for node in snapshot.nodes}
+    spanning: list[str] = []
+    for row, chosen in enumerate(choice.option.tolist()):
+        where = placements[row]
+        assert sum(where.values()) == (options.gpus[chosen] if chosen >= 0 else 0)
+        assert len(where) == (options.nodes[chosen] if chosen >= 0 else 0)
+        if len(where) > 1:
+            assert all(gpus == sizes[name] for name, gpus in where.items())
+            spanning += where
+    assert len(spanning) == len(set(spanning))
+    for name, size in sizes.items():
+        assert sum(where.get(name, 0) for where in placements) <= size
+
+
+def test_jobs_stay_unless_the_free_gpus_are_too_scattered() -> None:
+    stay = [make_job(f"stay-{index}", placement={f"n{index}": 1}, max_gpus=1) for index in range(3)]
+    large = make_job("large", min_gpus=4, max_gpus=4)
+    snapshot = make_snapshot([*stay, large], nodes=dict.fromkeys(("n0", "n1", "n2"), 4))
+    options = options_of(snapshot)
+    choice = choose(options, np.ones(len(options.job)), must=np.zeros(4, dtype=np.bool_))
+    placements = place(snapshot, options, choice.option)
+    moved = [
+        job.job_id for job, where in zip(snapshot.jobs, placements, strict=True) if where != job.placement
+    ]
+    assert len(moved) == 2 and "large" in moved
+    assert max(placements[3].values()) == 4
