@@ -126,18 +126,29 @@ class Outbox:
             left_s = self.closing_until_s - time.monotonic()
         time.sleep(max(0.0, min(seconds, left_s)))
 
-    def peek(self, batch_points: int) -> Batch:
-        """The next batch: points in order, the report behind the points put in before it, then the rest."""
+    def peek(self, batch_points: int, *, apart: bool = False) -> Batch:
+        """The next batch: points in order, the report behind the points put in before it, then the rest.
+
+        Points and report come ``apart`` where one of them may be refused.
+        """
         with self.changed:
             points = tuple(islice(self._points, batch_points))
             if len(points) < len(self._points):
                 return Batch(points=points)
             if points or self._report is not None:
-                return Batch(points=points, report=self._report)
+                return Batch(points=points, report=None if points and apart else self._report)
             if self._artifacts:
                 name, (number, data) = next(iter(self._artifacts.items()))
                 return Batch(artifact=(number, name, data))
             return Batch(finish=self._finish)
+
+    def forget(self, name: str) -> int:
+        """Drop all points of a metric; how many."""
+        with self.changed:
+            kept = [point for point in self._points if point.name != name]
+            num_dropped = len(self._points) - len(kept)
+            self._points = deque(kept)
+            return num_dropped
 
     def sent(self, batch: Batch) -> None:
         """Take out what has arrived; what replaced it meanwhile stays."""

@@ -38,8 +38,9 @@ class MlflowReporter:
     """Figures, reports and files of one incarnation, sent in order by a daemon thread.
 
     The thread starts with the first thing to send. While MLflow is away up to ``max_points`` points and the
-    latest report wait. Before its first write and with each report it reads which incarnation wrote last;
-    if that is a newer one it sends nothing any more, and ``fenced`` is true.
+    latest report wait. A batch that MLflow refuses is halved until the metric that it refuses stands alone;
+    that one is dropped, with all its later values. Before its first write and with each report it reads which
+    incarnation wrote last; if that is a newer one it sends nothing any more, and ``fenced`` is true.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class MlflowReporter:
         self._away = False
         self._num_nonfinite = 0
         self._artifact_attempts = 0
+        self._batch_points = MAX_BATCH_POINTS
+        self._refused: set[str] = set()
 
     @property
     def fenced(self) -> bool:
@@ -75,6 +78,8 @@ class MlflowReporter:
         points = []
         num_nonfinite = 0
         for name, value in values.items():
+            if name in self._refused:
+                continue
             number = _finite(value)
             if number is None:
                 num_nonfinite += 1
@@ -133,7 +138,8 @@ class MlflowReporter:
         pause_s = _FIRST_PAUSE_S
         while True:
             self._outbox.wait(batch_points=MAX_BATCH_POINTS, flush_interval_s=self._flush_interval_s)
-            batch = self._outbox.peek(MAX_BATCH_POINTS)
+            careful = self._batch_points < MAX_BATCH_POINTS
+            batch = self._outbox.peek(self._batch_points, apart=careful)
             until_s = self._outbox.closing_until_s
             if until_s is not None and (batch.empty or time.monotonic() > until_s):
                 return
@@ -158,6 +164,7 @@ class MlflowReporter:
             return self._after_error(batch, error)
         self._outbox.sent(batch)
         self._artifact_attempts = 0
+        self._batch_points = min(2 * self._batch_points, MAX_BATCH_POINTS)
         if self._away:
             logger.info("MLflow answers again")
         self._away = False
@@ -176,14 +183,19 @@ class MlflowReporter:
                 )
             self._away = True
             return False
-        logger.error(
-            "MLflow refuses what run %s sends, so it is dropped: %s",
-            self._run_id,
-            in_words(error, self._tracking_uri),
-        )
-        if batch.points and batch.report is not None:
-            batch = Batch(points=batch.points)
-        self._outbox.sent(batch)
+        words = in_words(error, self._tracking_uri)
+        if len(batch.points) > 1 or (batch.points and batch.report is not None):
+            self._batch_points = max(1, len(batch.points) // 2)
+        elif batch.points:
+            name = batch.points[0].name
+            self._refused.add(name)
+            self._outbox.forget(name)
+            logger.error(
+                "MLflow refuses the metric %r of run %s, so it is dropped: %s", name, self._run_id, words
+            )
+        else:
+            logger.error("MLflow refuses what run %s sends, so it is dropped: %s", self._run_id, words)
+            self._outbox.sent(batch)
         return True
 
     def _send(self, batch: Batch) -> None:

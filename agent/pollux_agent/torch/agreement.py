@@ -1,54 +1,66 @@
-"""What ranks agree on: the same start, and at each step's end one small all-reduce."""
+"""What ranks agree on: the same start, and a few numbers at the end of each step."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """The same on every rank: ``figures`` are sums over ranks."""
-
-    finite: bool
-    stop: bool
-    figures: list[float]
+T = TypeVar("T")
 
 
-def agree(
-    gradient_sqr: Tensor, figures: Sequence[Tensor | float], *, stop: bool, average: Sequence[Tensor] = ()
-) -> Agreed:
-    """Sum ``figures`` over ranks, and learn whether any asks to stop or has a gradient that is not finite.
+@dataclass(frozen=True, slots=True)
+class _Posted(Generic[T]):
+    about: T
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
 
-    ``gradient_sqr`` is the squared norm of this rank's gradient. ``average`` are float tensors that become
-    their mean over ranks in place. One all-reduce and one wait for the device; no all-reduce for one rank.
+
+class Mailbox(Generic[T]):
+    """Brings a step's numbers from the device to the host.
+
+    Where reading a number means to wait for a GPU (``late``), the numbers come one step later: they are
+    copied on the device's own stream, and the copy of the step before has long arrived when it is read.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        finite = math.isfinite(float(gradient_sqr))
-        return Agreed(finite=finite, stop=stop, figures=[float(figure) for figure in figures])
-    device, dtype = gradient_sqr.device, gradient_sqr.dtype
-    bad = (~gradient_sqr.isfinite()).to(dtype)
-    numbers = [float(stop), *(0.0 if isinstance(figure, Tensor) else figure for figure in figures)]
-    message = torch.cat([bad.reshape(1), torch.tensor(numbers, dtype=dtype).to(device)])
-    for place, figure in enumerate(figures):
-        if isinstance(figure, Tensor):
-            message[2 + place] = figure
-    width = len(message)
-    if average:
-        message = torch.cat([message, *(part.detach().reshape(-1).to(message) for part in average)])
-    dist.all_reduce(message)
-    _spread(message[width:] / dist.get_world_size(), average)
-    any_bad, any_stop, *sums = message[:width].tolist()
-    return Agreed(finite=any_bad == 0, stop=any_stop > 0, figures=sums)
+
+    def __init__(self, *, late: bool) -> None:
+        self.late = late
+        self._posted: _Posted[T] | None = None
+
+    def exchange(self, about: T, numbers: Tensor) -> tuple[T, list[float]] | None:
+        """Post the numbers of this step; those to act on now with what they are about, None if none are."""
+        if not self.late:
+            return about, numbers.tolist()
+        before = self._posted
+        on_gpu = numbers.device.type == "cuda"
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=on_gpu)
+        host.copy_(numbers, non_blocking=True)
+        arrived = None
+        if on_gpu:
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(torch.cuda.current_stream(numbers.device))
+        self._posted = _Posted(about, host, arrived)
+        return None if before is None else _read(before)
+
+    def clear(self) -> None:
+        """Forget what was posted."""
+        self._posted = None
 
 
-def _spread(values: Tensor, tensors: Sequence[Tensor]) -> None:
-    parts = torch.split(values, [tensor.numel() for tensor in tensors]) if tensors else ()
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view(tensor.shape))
+def _read(posted: _Posted[T]) -> tuple[T, list[float]]:
+    if posted.arrived is not None:
+        posted.arrived.synchronize()
+    return posted.about, posted.numbers.tolist()
+
+
+def split_double(value: Tensor | float, like: Tensor) -> Tensor:
+    """``value`` as two numbers of ``like``'s type and device whose sum is nearer to it than one could be."""
+    exact = torch.as_tensor(value, dtype=torch.float64 if like.device.type != "mps" else torch.float32)
+    exact = exact.to(like.device, non_blocking=True)
+    high = exact.to(like.dtype)
+    return torch.stack([high, (exact - high.to(exact.dtype)).to(like.dtype)])
 
 
 def share_from_rank_0(model: nn.Module) -> None:
@@ -70,3 +82,8 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
         for statistic in (part.running_mean, part.running_var)
         if statistic is not None
     ]
+
+
+def same_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """``tensors``, each on ``device``."""
+    return [tensor.to(device, non_blocking=True) for tensor in tensors]

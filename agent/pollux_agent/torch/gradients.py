@@ -9,7 +9,9 @@ A micro-batch of n of the step's N samples whose loss is a mean has gradient g; 
 step's sum when its backward ends, and the sums of all ranks are added up during the last backward.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +23,18 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 
 from pollux_agent.errors import LoopError
-from pollux_agent.torch.agreement import agree, running_statistics, share_from_rank_0
+from pollux_agent.torch.agreement import Mailbox, running_statistics, share_from_rank_0, split_double
+from pollux_agent.torch.flat import all_finite, by_kind, pack
 from pollux_agent.torch.noise import NoiseScale
-from pollux_agent.torch.precondition import Preconditioner, squared_norm
-from pollux_agent.torch.probe import NoiseProbe
-from pollux_agent.torch.reducer import GradientReducer
+from pollux_agent.torch.precondition import Preconditioner
+from pollux_agent.torch.probe import Gradient, Measured, NoiseProbe
+from pollux_agent.torch.reducer import GradientReducer, See
+
+_log = logging.getLogger(__name__)
+
+_QUIET, _ARMED, _BACKWARD, _FINISHED = range(4)
+"""Outside a micro-batch; in one, before its backward; within backward; the step's gradient is averaged."""
+_NUM_FIGURES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,12 @@ class GradientSync:
     every step until there are 20 estimates, then on every ``sample_every``-th; ``preconditioners`` adds
     optimizers that :mod:`pollux_agent.torch.precondition` does not know, and ``grad_scaler`` is the
     GradScaler of the loop, if it has one.
+
+    On one rank without accumulation a step costs next to nothing where no noise is measured: whether the
+    gradient is finite is then told by one small parameter near the input, which anything that is not finite
+    runs through on its way back. ``late`` (by default where parameters are on a GPU): nothing waits for the
+    device, so stop, noise and a gradient that was not finite are known one step later; only a GradScaler
+    then skips an update, as in any loop.
     """
 
     def __init__(
@@ -63,6 +78,7 @@ class GradientSync:
         sample_every: int = 10,
         preconditioners: Mapping[type[Optimizer], Preconditioner] | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
+        late: bool | None = None,
     ) -> None:
         self.module = model
         self._optimizers = tuple(optimizers)
@@ -72,11 +88,23 @@ class GradientSync:
         self._statistics = running_statistics(model) if self._world_size > 1 else []
         self._candidates = _parameters(model, self._optimizers)
         self._params: list[Tensor] = []
+        self._groups: list[list[int]] = []
+        self._canary = 0
+        self._trained: list[bool] = []
+        self._hooked: Sequence[int] = ()
         self._reducer: GradientReducer | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._probe = NoiseProbe(self._optimizers, sample_every, preconditioners, grad_scaler)
+        if late is None:
+            late = any(param.device.type == "cuda" for param in self._candidates)
+        self._mailbox: Mailbox[Measured | None] = Mailbox(late=late)
+        self._scaled = grad_scaler is not None
+        self._reduces = False
         self._micro_batches = self._step_samples = self._num_samples = 0
-        self._last = self._in_micro_batch = self._queued = self._finished = False
+        self._phase = _QUIET
+        self._last = self._counts_ready = False
+        self._stop_asked: Callable[[], bool] = bool
+        self._finite: Tensor | None = None
         self._result: StepResult | None = None
         if grad_scaler is not None:
             self._patch_scaler(grad_scaler)
@@ -97,29 +125,38 @@ class GradientSync:
                 f"a step needs at least one micro-batch and one sample (got micro_batches={micro_batches}, "
                 f"step_samples={step_samples})"
             )
-        self._in_micro_batch = self._queued = False
         self._micro_batches, self._step_samples = micro_batches, step_samples
-        self._result, self._finished = None, False
+        self._phase, self._result, self._finite = _QUIET, None, None
         self._follow_frozen()
-        sums = self._world_size * micro_batches > 1
-        if sums and self._reducer is None:
-            self._reducer = GradientReducer(self._params, self._world_size)
-        if sums and self._reducer is not None:
+        self._reduces = self._world_size * micro_batches > 1
+        if self._reduces:
+            if self._reducer is None:
+                self._reducer = GradientReducer(
+                    self._params, self._world_size, num_figures=_NUM_FIGURES, statistics=self._statistics
+                )
             self._reducer.reset()
-        measures = self._probe.start_step(self._params, step_samples=step_samples, several=sums)
-        self._set_hooks(sums or measures)
+        groups = self._reducer.groups if self._reduces and self._reducer is not None else self._groups
+        self._probe.start_step(self._params, groups, step_samples=step_samples, several=self._reduces)
+        if self._reduces:
+            self._set_hooks(range(len(self._params)))
+        elif self._probe.wants_gradient:
+            self._set_hooks((self._canary,))
+        else:
+            self._set_hooks(())
 
-    def start_micro_batch(self, *, num_samples: int, last: bool) -> None:
+    def start_micro_batch(self, *, num_samples: int, last: bool, stop: Callable[[], bool] = bool) -> None:
         """Before forward: this rank's micro-batch holds ``num_samples`` real samples.
 
-        0 means that its gradient does not count (a borrowed sample). ``last`` marks the step's last one.
+        0 means that its gradient does not count (a borrowed sample). ``last`` marks the step's last one, and
+        ``stop`` tells at the end of its backward whether this rank wishes to stop behind the step.
         """
-        self._num_samples, self._last, self._in_micro_batch = num_samples, last, True
+        self._num_samples, self._last, self._phase, self._stop_asked = num_samples, last, _ARMED, stop
         if last and self._reduces and self._reducer is not None:
-            self._reducer.expect(num_samples / self._step_samples)
+            self._counts_ready = not self._reducer.in_one
+            self._reducer.expect(num_samples / self._step_samples, self._figures, self._see())
 
-    def finish_step(self, *, stop: bool = False) -> StepResult:
-        """Before the real optimizer step: one small all-reduce of what ranks must agree on.
+    def finish_step(self) -> StepResult:
+        """Before the real optimizer step; what ranks must agree on came with the gradients.
 
         Called again before the next :meth:`start_step` (a second optimizer) it returns the same result.
         """
@@ -128,26 +165,23 @@ class GradientSync:
         if not self._step_samples:
             raise LoopError("a step was finished that never began; take batches from the elastic loader")
         with torch.no_grad():
-            if self._reduces and not self._finished:
+            if self._reduces and self._phase != _FINISHED:
                 self._backward_done()
-            self._in_micro_batch = False
-            agreed = agree(self._gradient_sqr(), self._probe.figures(), stop=stop, average=self._statistics)
-        if agreed.finite:
-            self._probe.finish_step(agreed.figures)
-        else:
-            self._probe.abandon_step()
+            self._phase = _QUIET
+            skip, stop = self._agree()
+        noise = self.noise
         self._result = StepResult(
-            skip=not agreed.finite,
-            stop=agreed.stop,
-            noise_scale=self.noise.noise_scale,
-            grad_sqr=self.noise.grad_sqr,
-            grad_var=self.noise.grad_var,
+            skip=skip,
+            stop=stop,
+            noise_scale=noise.noise_scale,
+            grad_sqr=noise.grad_sqr,
+            grad_var=noise.grad_var,
         )
         return self._result
 
     def abandon_step(self) -> None:
         """Drop the step in progress: backward passes from here on are the script's own."""
-        self._in_micro_batch = self._queued = False
+        self._phase = _QUIET
         self._probe.abandon_step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,65 +190,151 @@ class GradientSync:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what :meth:`state_dict` gave."""
+        self._mailbox.clear()
         self._probe.load_state_dict(state)
 
-    @property
-    def _reduces(self) -> bool:
-        return self._world_size * self._micro_batches > 1
+    def _agree(self) -> tuple[bool, bool]:
+        """Whether the update must not be made, and whether any rank asks to stop."""
+        probe = self._probe
+        measured = probe.measured(several=self._reduces)
+        if self._finite is None:
+            finite = self._mailbox.late or self._scaled or self._looks_finite()
+            if finite and measured is not None:
+                count, weighted = probe.figures
+                probe.learn(measured, count, float(weighted), float(probe.mean_sqr))
+            probe.finish_step() if finite else probe.abandon_step()
+            return not finite, self._stop_asked()
+        arrived = self._mailbox.exchange(measured, self._numbers(self._finite, measured))
+        if arrived is None:
+            probe.finish_step()
+            return False, self._world_size == 1 and self._stop_asked()
+        about, (is_finite, asked, count, high, low, mean_sqr) = arrived
+        stop = asked > 0
+        if self._world_size == 1:
+            stop = self._stop_asked()
+        if is_finite and about is not None:
+            probe.learn(about, count, high + low, mean_sqr)
+        if is_finite or self._mailbox.late:
+            probe.finish_step()
+        else:
+            probe.abandon_step()
+        if not is_finite and self._mailbox.late and not self._scaled:
+            _log.warning("a gradient was not finite, and its update was made as torch makes it")
+        return not is_finite and not self._mailbox.late, stop
 
-    def _gradient_sqr(self) -> Tensor:
+    def _numbers(self, finite: Tensor, measured: Measured | None) -> Tensor:
+        """finite, stop, estimates, sum of b_i |x_i|^2 (as two numbers), |x|^2: over all ranks."""
+        if self._world_size > 1 and self._reducer is not None:
+            figures = self._reducer.figures
+        else:
+            figures = self._figures()
+        mean = torch.as_tensor(self._probe.mean_sqr if measured is not None else 0.0, device=figures.device)
+        wide = torch.float32 if figures.device.type == "mps" else torch.float64
+        ends = finite.reshape(1).to(figures.device, wide), mean.reshape(1).to(wide)
+        return torch.cat([ends[0], figures.to(wide), ends[1]])
+
+    def _figures(self) -> Tensor:
+        """This rank's stop, number of estimates and sum of b_i |x_i|^2 (as two numbers)."""
+        like = self._reducer.figures if self._reduces and self._reducer is not None else self._params[0]
+        if not like.is_floating_point() or like.dtype not in (torch.float32, torch.float64):
+            like = like.float()
+        count, weighted = self._probe.figures
+        stop = float(self._stop_asked())
+        if not count:
+            return torch.tensor([stop, 0.0, 0.0, 0.0], dtype=like.dtype).to(like.device, non_blocking=True)
+        plain = torch.tensor([stop, count], dtype=like.dtype).to(like.device, non_blocking=True)
+        return torch.cat([plain, split_double(weighted, like)])
+
+    def _see(self) -> See | None:
+        """What measures the micro-batch's gradient, if its noise is wanted.
+
+        A gradient g times its weight w = n / N is seen, and n |g|^2 = N^2 / n |w g|^2.
+        """
+        if not self._probe.measures or self._num_samples == 0:
+            return None
+        self._probe.count()
+        factor = self._step_samples**2 / self._num_samples
+        return lambda group, flat: self._probe.see(group, flat, factor)
+
+    def _looks_finite(self) -> bool:
+        """Whether the gradient of one rank's only micro-batch is finite, told by the canary first."""
+        canary = self._params[self._canary].grad
+        if canary is not None and not canary.is_sparse and math.isfinite(canary.sum().item()):
+            return True
         gradients = [param.grad for param in self._params if param.grad is not None]
+        if canary is None:
+            used = [number for number, param in enumerate(self._params) if param.grad is not None]
+            self._canary = _canary(self._params, used) if used else self._canary
         dense = [part.coalesce().values() if part.is_sparse else part for part in gradients]
-        return squared_norm(dense, self._params[0].device)
+        return not dense or bool(all_finite(dense))
 
     def _gradient_ready(self, number: int, _: Tensor) -> None:
-        if not self._in_micro_batch:
+        phase = self._phase
+        if phase == _ARMED:
+            self._phase = _BACKWARD
+            Variable._execution_engine.queue_callback(self._backward_done)
+        elif phase == _QUIET:
             return
-        if self._last and self._finished:
+        elif phase == _FINISHED:
             raise LoopError(
                 "a second backward pass reached the parameters after the step's gradient was averaged; "
                 "add the losses and call backward once per batch, and use checkpoint(use_reentrant=False)"
             )
-        if not self._queued:
-            self._queued = True
-            Variable._execution_engine.queue_callback(self._backward_done)
-        if self._last and self._reduces and self._reducer is not None:
+        if self._counts_ready and self._last and self._reducer is not None:
             self._reducer.ready(number)
 
     @torch.no_grad()
     def _backward_done(self) -> None:
-        self._queued = False
-        self._probe.see_micro_batch(self._params, self._num_samples)
-        if self._last:
-            if self._reduces and self._reducer is not None:
-                self._reducer.finish()
-            self._probe.see_mean(self._params)
-            self._finished = True
-        elif self._reducer is not None:
-            self._reducer.add(self._num_samples / self._step_samples)
+        self._phase = _ARMED
+        if not self._last:
+            if self._reducer is not None:
+                self._reducer.add(self._num_samples / self._step_samples, self._see())
+            return
+        if self._reduces and self._reducer is not None:
+            self._reducer.finish()
+            if self._probe.measures:
+                self._probe.see_mean(self._reducer.flats)
+            self._finite = all_finite(self._reducer.flats)
+        elif self._probe.wants_gradient:
+            gradient = self._single_gradient()
+            if self._mailbox.late:
+                self._finite = all_finite(gradient.flats)
+            self._probe.see_single(self._params, self._groups, gradient)
+        self._phase = _FINISHED
+
+    def _single_gradient(self) -> Gradient:
+        flats = []
+        for group in self._groups:
+            own = [self._params[number] for number in group]
+            flat = torch.empty(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
+            pack(flat, own, [param.grad for param in own])
+            flats.append(flat)
+        return Gradient(flats=flats, used=[param.grad is not None for param in self._params])
 
     def _follow_frozen(self) -> None:
         """Parameters may be frozen and unfrozen between steps, on all ranks alike."""
-        params = [param for param in self._candidates if param.requires_grad]
-        if len(params) == len(self._params) and all(
-            new is old for new, old in zip(params, self._params, strict=True)
-        ):
+        trained = [param.requires_grad for param in self._candidates]
+        if trained == self._trained:
             return
+        params = [param for param in self._candidates if param.requires_grad]
         if not params:
             raise LoopError("no parameter of the model or its optimizers requires a gradient; unfreeze some")
-        self._set_hooks(False)
-        self._params, self._reducer = params, None
+        self._set_hooks(())
+        self._trained, self._params, self._reducer = trained, params, None
+        self._groups, self._canary = by_kind(params), _canary(params, range(len(params)))
 
-    def _set_hooks(self, wanted: bool) -> None:
-        if wanted and not self._hooks:
-            for number, param in enumerate(self._params):
-                hook = partial(self._gradient_ready, number)
-                handle = param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self._hooks.append(handle)
-        elif not wanted and self._hooks:
-            for handle in self._hooks:
-                handle.remove()
-            self._hooks.clear()
+    def _set_hooks(self, wanted: Sequence[int]) -> None:
+        """Have the gradients of these parameters announced, and no others."""
+        if wanted == self._hooked:
+            return
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+        for number in wanted:
+            hook = partial(self._gradient_ready, number)
+            handle = self._params[number].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._hooks.append(handle)
+        self._hooked = wanted
 
     def _patch_scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Before a step's last micro-batch there is no gradient to unscale, and nothing to update by."""
@@ -222,11 +342,16 @@ class GradientSync:
             original = getattr(scaler, name)
 
             def call(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
-                if self._in_micro_batch and not self._last:
+                if self._phase != _QUIET and not self._last:
                     return None
                 return _original(*args, **kwargs)
 
             setattr(scaler, name, call)
+
+
+def _canary(params: Sequence[Tensor], numbers: Sequence[int]) -> int:
+    """The number of the smallest parameter of the first quarter, which are those nearest to the input."""
+    return min(numbers[: max(1, len(numbers) // 4)], key=lambda number: params[number].numel())
 
 
 def _parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from pollux_agent.torch.flat import dot
+
 _log = logging.getLogger(__name__)
 
 
@@ -142,18 +144,20 @@ def preconditioner(
 
 
 class Metric:
-    """The squared norm |P x|^2 of a gradient, with P as it was when this was made.
+    """Products of gradients as P weighs them, sum_j P_j^2 x_j y_j, with P as it was when this was made.
 
-    Gradients are mappings from a parameter's number to its tensor; parameters left out count as zero, and
-    those whose P is not known yet are left out of every norm.
+    Gradients are flat: ``groups`` lists the numbers of the parameters in each flat tensor, in order.
+    Parameters whose P is not known yet are left out.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], optimizers: Sequence[tuple[Optimizer, Preconditioner]]
+        self,
+        params: Sequence[Tensor],
+        optimizers: Sequence[tuple[Optimizer, Preconditioner]],
+        groups: Sequence[Sequence[int]],
     ) -> None:
         number = {param: index for index, param in enumerate(params)}
-        self._device = params[0].device
-        self._diagonal: dict[int, Tensor | None] = {}
+        diagonals: dict[int, Tensor | None] = {}
         for optimizer, precondition in optimizers:
             for group in optimizer.param_groups:
                 own = [param for param in group["params"] if param in number]
@@ -163,43 +167,54 @@ class Metric:
                     continue
                 diagonal = precondition.diagonal(optimizer, group, own)
                 for place, param in enumerate(own):
-                    self._diagonal[number[param]] = diagonal[place] if diagonal is not None else None
-
-    @property
-    def known(self) -> bool:
+                    diagonals[number[param]] = diagonal[place] if diagonal is not None else None
+        self.known = bool(diagonals)
         """Whether any parameter's P is known."""
-        return bool(self._diagonal)
+        self._params = params
+        self._squares = [_squares([params[number] for number in group], group, diagonals) for group in groups]
 
-    def squared_norm(self, gradient: Mapping[int, Tensor]) -> Tensor:
-        """|P x|^2 as a number on the gradient's device, float64 where the device has it."""
-        plain, scaled, scales = [], [], []
-        for index, part in gradient.items():
-            if index not in self._diagonal:
-                continue
-            scale = self._diagonal[index]
-            if scale is None:
-                plain.append(part)
-            else:
-                scaled.append(part)
-                scales.append(scale)
-        if scaled:
-            plain += torch._foreach_mul(scaled, scales)
-        return squared_norm(plain, self._device)
+    def fits(self, params: Sequence[Tensor]) -> bool:
+        """Whether it was made for these very parameters."""
+        return params is self._params
+
+    def dot(self, group: int, first: Tensor, second: Tensor) -> Tensor:
+        """The product over one group, as one number on its device."""
+        return dot(self._weighed(group, first), second)
+
+    def norm(self, flats: Sequence[Tensor]) -> Tensor:
+        """|P x|^2 over all groups."""
+        return _sum([self.dot(group, flat, flat) for group, flat in enumerate(flats)])
+
+    def norm_and_product(self, flats: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """|P x|^2, and the product with ``other``."""
+        weighed = [self._weighed(group, flat) for group, flat in enumerate(flats)]
+        norm = _sum([dot(*pair) for pair in zip(weighed, flats, strict=True)])
+        return norm, _sum([dot(*pair) for pair in zip(weighed, other, strict=True)])
+
+    def _weighed(self, group: int, flat: Tensor) -> Tensor:
+        squares = self._squares[group]
+        return flat if squares is None else flat * squares
 
 
-def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Sum of squares over all of ``tensors`` (any shapes, floating point) as one number on ``device``.
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum()
 
-    It is float64 where the device has that.
-    """
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    if not tensors:
-        return torch.zeros((), dtype=dtype, device=device)
-    wide = [part if part.dtype in (torch.float32, torch.float64) else part.float() for part in tensors]
-    norms = torch._foreach_norm(wide)
-    if any(norm.dtype != norms[0].dtype or norm.device != device for norm in norms):
-        norms = tuple(norm.to(device, dtype) for norm in norms)
-    return torch.stack(norms).to(dtype).square().sum()
+
+def _squares(
+    params: Sequence[Tensor], numbers: Sequence[int], diagonals: Mapping[int, Tensor | None]
+) -> Tensor | None:
+    """P^2 of the parameters as one flat tensor, None where P = I for all; 0 where it is not known."""
+    if all(number in diagonals and diagonals[number] is None for number in numbers):
+        return None
+    parts = []
+    for number, param in zip(numbers, params, strict=True):
+        dtype = param.dtype if param.dtype in (torch.float32, torch.float64) else torch.float32
+        diagonal = diagonals.get(number)
+        if diagonal is None:
+            diagonal = torch.full((), float(number in diagonals), dtype=dtype, device=param.device)
+        parts.append(diagonal.to(dtype).expand(param.shape).reshape(-1))
+    flat = torch.cat(parts)
+    return flat.mul_(flat)
 
 
 def _has_stepped(optimizer: Optimizer, param: Tensor) -> bool:

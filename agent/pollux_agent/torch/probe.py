@@ -1,27 +1,48 @@
 """Measures a step's gradients for the noise scale, on some steps only, without waiting for the device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pollux_agent.torch.flat import views_of
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
 from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner
 
 WARM_UP_ESTIMATES = 20
 """So many first estimates come from consecutive steps: the first ones decide the first batch size."""
+METRIC_AGE = 10
+"""Steps for which P is used at most; a tenth of the steps made so far, since early on it changes quickly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """One step's gradient, unscaled: flat tensors, and which parameters have one."""
+
+    flats: Sequence[Tensor]
+    used: Sequence[bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    """One step's gradient, copied: parameter number -> tensor."""
+    """``sqr`` is its squared norm under ``metric``, if that is known."""
 
     step: int
     num_samples: int
-    gradient: dict[int, Tensor]
+    gradient: Gradient
+    metric: Metric | None = None
+    sqr: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What :meth:`NoiseProbe.finish_step` needs to know of the step that its figures are of."""
+
+    step_samples: int
+    scale: float
 
 
 class NoiseProbe:
@@ -44,77 +65,126 @@ class NoiseProbe:
         self._grad_scaler = grad_scaler
         self._step = 0
         self._step_samples = 0
-        self._several = False
         self._metric: Metric | None = None
+        self._metric_step = 0
+        self._measures = self._remembers = False
         self._remembered: _Remembered | None = None
         self._remembering: _Remembered | None = None
+        self._inverse_scale = 1.0
         self._count: float = 0.0
         self._weighted: Tensor | float = 0.0
         self._mean: Tensor | float = 0.0
 
-    def start_step(self, params: Sequence[Tensor], *, step_samples: int, several: bool) -> bool:
-        """Begin a step; whether its gradients are wanted. The same on every rank."""
-        self._step_samples, self._several = step_samples, several
+    def start_step(
+        self, params: Sequence[Tensor], groups: Sequence[Sequence[int]], *, step_samples: int, several: bool
+    ) -> None:
+        """Begin a step on parameters that lie flat in ``groups``. The same on every rank."""
+        self._step_samples = step_samples
         self._count = self._weighted = self._mean = 0.0
-        self._metric = None
         self._remembering = None
         pairs = not several and self._remembered is not None and self._remembered.step == self._step - 1
-        if self._due(self._step) and (several or pairs):
-            metric = Metric(params, self._optimizers)
-            self._metric = metric if metric.known else None
-        return self._metric is not None or self._remembers
-
-    def see_micro_batch(self, params: Sequence[Tensor], num_samples: int) -> None:
-        """A micro-batch's own gradient is in ``.grad``, a mean over ``num_samples`` samples of this rank."""
-        if not self._several or self._metric is None or num_samples == 0:
-            return
-        self._count += 1
-        self._weighted = num_samples * self._metric.squared_norm(_gradient(params)) + self._weighted
-
-    def see_mean(self, params: Sequence[Tensor]) -> None:
-        """The step's finished gradient is in ``.grad``."""
-        if self._metric is None and not self._remembers:
-            return
-        gradient = _gradient(params)
-        if self._several:
-            if self._metric is not None:
-                self._mean = self._metric.squared_norm(gradient)
-            return
-        if self._metric is not None and self._remembered is not None:
-            self._see_pair(self._metric, self._remembered, gradient)
-        if self._remembers:
-            parts = torch._foreach_mul(list(gradient.values()), self._inverse_scale())
-            copies = dict(zip(gradient, parts, strict=True))
-            self._remembering = _Remembered(step=self._step, num_samples=self._step_samples, gradient=copies)
-
-    def figures(self) -> list[Tensor | float]:
-        """This rank's share of the step's figures, to be summed over ranks."""
-        return [self._count, self._weighted]
-
-    def finish_step(self, sums: Sequence[float]) -> None:
-        """The step counts; ``sums`` are :meth:`figures` summed over ranks."""
-        count, weighted = sums
-        if self._metric is not None and count >= 2:
-            samples: float = self._step_samples
-            scale = self._inverse_scale() ** 2
-            if not self._several and self._remembered is not None:
-                samples += self._remembered.num_samples
-                scale = 1.0
-            self.noise.update(
-                NoiseSample(
-                    num_estimates=round(count),
-                    num_samples=samples,
-                    weighted_sqr_sum=weighted * scale,
-                    mean_sqr=float(self._mean) * scale,
-                )
+        self._remembers = not several and self._due(self._step + 1)
+        self._measures = self._due(self._step) and (several or pairs)
+        if self._measures or self._remembers:
+            self._inverse_scale = (
+                1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
             )
+        if self._measures:
+            self._measures = self._current_metric(params, groups).known
+        elif not self._remembers:
+            self._metric = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether this step gives an estimate."""
+        return self._measures
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether a step of one micro-batch is to be shown by :meth:`see_single`."""
+        return self._measures or self._remembers
+
+    @property
+    def figures(self) -> tuple[float, Tensor | float]:
+        """This rank's number of estimates and sum of b_i |x_i|^2, to be summed over ranks."""
+        return self._count, self._weighted
+
+    @property
+    def mean_sqr(self) -> Tensor | float:
+        """|x|^2 of the step's finished gradient."""
+        return self._mean
+
+    def count(self) -> None:
+        """A micro-batch with samples of this rank is about to be seen, group by group."""
+        self._count += 1
+
+    def see(self, group: int, flat: Tensor, factor: float) -> None:
+        """A group of the micro-batch's gradient; ``factor`` times its squared norm is b_i |x_i|^2."""
+        if self._metric is not None:
+            self._weighted = factor * self._metric.dot(group, flat, flat) + self._weighted
+
+    def see_mean(self, flats: Sequence[Tensor]) -> None:
+        """The finished gradient of a step of several micro-batches."""
+        if self._metric is not None:
+            self._mean = self._metric.norm(flats)
+
+    def see_single(
+        self, params: Sequence[Tensor], groups: Sequence[Sequence[int]], gradient: Gradient
+    ) -> None:
+        """The only gradient of the step; its tensors are the probe's from here on."""
+        if self._inverse_scale != 1.0:
+            for flat in gradient.flats:
+                flat.mul_(self._inverse_scale)
+        metric = self._metric if self._measures else None
+        before, sqr = self._remembered, None
+        if metric is not None and before is not None:
+            if before.gradient.used == gradient.used:
+                sqr = self._see_pair(metric, before, before.gradient.flats, gradient.flats)
+            else:
+                shared = [one and two for one, two in zip(before.gradient.used, gradient.used, strict=True)]
+                first, second = (_only(each, shared, params, groups) for each in (before.gradient, gradient))
+                self._see_pair(metric, replace(before, metric=None), first, second)
+        if self._remembers:
+            self._remembering = _Remembered(
+                step=self._step,
+                num_samples=self._step_samples,
+                gradient=gradient,
+                metric=metric,
+                sqr=sqr,
+            )
+
+    def measured(self, *, several: bool) -> Measured | None:
+        """What the step's figures are about, None if it gives none."""
+        if not self._measures:
+            return None
+        if several:
+            return Measured(step_samples=self._step_samples, scale=self._inverse_scale**2)
+        assert self._remembered is not None
+        return Measured(step_samples=self._step_samples + self._remembered.num_samples, scale=1.0)
+
+    def finish_step(self) -> None:
+        """The step counts; the next one begins."""
         self._remembered, self._remembering = self._remembering, None
-        self._metric = None
+        self._measures = self._remembers = False
         self._step += 1
+
+    def learn(self, measured: Measured, count: float, weighted: float, mean_sqr: float) -> None:
+        """Take in the sums over ranks of a step's :attr:`figures`, and its :attr:`mean_sqr`."""
+        if count < 2:
+            return
+        self.noise.update(
+            NoiseSample(
+                num_estimates=round(count),
+                num_samples=measured.step_samples,
+                weighted_sqr_sum=weighted * measured.scale,
+                mean_sqr=mean_sqr * measured.scale,
+            )
+        )
 
     def abandon_step(self) -> None:
         """The step in progress does not count; the next one takes its place."""
-        self._remembering = self._metric = None
+        self._remembering = None
+        self._measures = self._remembers = False
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""
@@ -124,46 +194,46 @@ class NoiseProbe:
         """Take up what :meth:`state_dict` gave."""
         self._step = int(state["step"])
         self.noise.load_state_dict(state["noise"])
-        self._remembered = None
+        self._remembered = self._metric = None
         self.abandon_step()
-
-    @property
-    def _remembers(self) -> bool:
-        return not self._several and self._due(self._step + 1)
 
     def _due(self, step: int) -> bool:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0
 
-    def _see_pair(self, metric: Metric, before: _Remembered, gradient: Mapping[int, Tensor]) -> None:
+    def _current_metric(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Metric:
+        age = self._step - self._metric_step
+        metric = self._metric
+        if metric is None or not metric.fits(params) or age >= min(METRIC_AGE, self._step // 10):
+            metric = self._metric = Metric(params, self._optimizers, groups)
+            self._metric_step = self._step
+        return metric
+
+    def _see_pair(
+        self, metric: Metric, before: _Remembered, first: Sequence[Tensor], second: Sequence[Tensor]
+    ) -> Tensor:
         """Consecutive gradients as two micro-batches of one step, over the parameters that both have.
 
-        sum_i b_i |x_i|^2 = B |x|^2 + b_1 b_2 / B |x_2 - x_1|^2, so two norms are enough.
+        sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. Gives |x_2|^2.
         """
-        common = [number for number in gradient if number in before.gradient]
-        if not common:
-            return
-        first = [before.gradient[number] for number in common]
-        second = [gradient[number] for number in common]
-        inverse = self._inverse_scale()
-        if inverse != 1.0:
-            second = list(torch._foreach_mul(second, inverse))
-        samples, total = self._step_samples, before.num_samples + self._step_samples
-        difference = torch._foreach_sub(second, first)
-        mean = torch._foreach_add(first, difference, alpha=samples / total)
-        difference_sqr = metric.squared_norm(dict(zip(common, difference, strict=True)))
-        mean_sqr = metric.squared_norm(dict(zip(common, mean, strict=True)))
+        one, two = before.num_samples, self._step_samples
+        known = before.sqr is not None and before.metric is metric
+        first_sqr = before.sqr if known and before.sqr is not None else metric.norm(first)
+        second_sqr, product = metric.norm_and_product(second, first)
         self._count = 2.0
-        self._mean = mean_sqr
-        self._weighted = total * mean_sqr + before.num_samples * samples / total * difference_sqr
+        self._weighted = one * first_sqr + two * second_sqr
+        self._mean = (one * one * first_sqr + 2 * one * two * product + two * two * second_sqr) / (
+            one + two
+        ) ** 2
+        return second_sqr
 
-    def _inverse_scale(self) -> float:
-        return 1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
 
-
-def _gradient(params: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The gradients present by their parameter's number, dense."""
-    return {
-        number: param.grad.to_dense() if param.grad.is_sparse else param.grad
-        for number, param in enumerate(params)
-        if param.grad is not None
-    }
+def _only(
+    gradient: Gradient, kept: Sequence[bool], params: Sequence[Tensor], groups: Sequence[Sequence[int]]
+) -> Sequence[Tensor]:
+    """The flat gradient with zeros for all parameters but those ``kept``."""
+    flats = [flat.clone() for flat in gradient.flats]
+    for flat, group in zip(flats, groups, strict=True):
+        for number, view in zip(group, views_of(flat, [params[number] for number in group]), strict=True):
+            if not kept[number]:
+                view.zero_()
+    return flats

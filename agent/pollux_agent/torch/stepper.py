@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from pollux_agent.torch.gradients import GradientSync, StepResult
 from pollux_agent.torch.sampler import MicroBatch
-from pollux_agent.torch.scaling import ScalingRule
+from pollux_agent.torch.scaling import FollowsExamples, ScalingRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class Stepper:
         self._result: StepResult | None = None
         self._updated = False
         self._lr_factor = 1.0
+        self._lr_asked: tuple[int, float | None] | None = None
         for optimizer in optimizers:
             self._patch(optimizer)
 
@@ -63,7 +64,7 @@ class Stepper:
         if micro.first:
             self._result, self._updated = None, False
             self._sync.start_step(micro_batches=micro.micro_batches, step_samples=micro.step_samples)
-        self._sync.start_micro_batch(num_samples=micro.num_samples, last=micro.last)
+        self._sync.start_micro_batch(num_samples=micro.num_samples, last=micro.last, stop=self._stop_asked)
         self._micro = micro
 
     def end(self) -> FinishedStep | None:
@@ -92,12 +93,15 @@ class Stepper:
             optimizer.zero_grad()
 
     def _finish(self, micro: MicroBatch) -> StepResult:
-        self._result = self._sync.finish_step(stop=self._stop_asked())
-        self._lr_factor = self._rule.factor(
-            batch_size=micro.step_samples,
-            initial_batch_size=self._initial_batch_size,
-            noise_scale=self._result.noise_scale,
-        )
+        self._result = self._sync.finish_step()
+        asked = micro.step_samples, self._result.noise_scale
+        if asked != self._lr_asked or isinstance(self._rule, FollowsExamples):
+            self._lr_asked = asked
+            self._lr_factor = self._rule.factor(
+                batch_size=micro.step_samples,
+                initial_batch_size=self._initial_batch_size,
+                noise_scale=self._result.noise_scale,
+            )
         return self._result
 
     def _patch(self, optimizer: Optimizer) -> None:
@@ -121,6 +125,9 @@ class Stepper:
 @contextmanager
 def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Every group's learning rate times ``factor``, until the end of the block."""
+    if factor == 1:
+        yield
+        return
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor

@@ -218,3 +218,17 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < until_s, "the condition did not come about"
         time.sleep(0.01)
+
+
+def test_a_metric_name_that_mlflow_refuses_costs_only_that_metric(
+    client: MlflowClient, mlflow_uri: str, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = MlflowReporter(mlflow_uri, run_id, 1)
+    for step in range(1, 21):
+        reporter.metrics({"loss": step, "loss: mean?!": step, "accuracy": 2 * step}, step)
+    reporter.report(a_report(sequence=3))
+    assert reporter.close(60)
+    assert history(client, run_id, "loss") == [(step, float(step)) for step in range(1, 21)]
+    assert history(client, run_id, "accuracy") == [(step, 2.0 * step) for step in range(1, 21)]
+    assert decode(Report, client.get_run(run_id).data.tags[REPORT_TAG]).sequence == 3
+    assert caplog.text.count("refuses the metric 'loss: mean?!'") == 1

@@ -169,10 +169,8 @@ def test_two_ranks_see_the_full_batchs_gradient(
 def test_gradients_are_reduced_once_a_step(on_two: dict[str, list[Any]], split: Split) -> None:
     num_params = sum(p.numel() for p in build_model().parameters())
     for _, sizes, _ in on_two[f"{split} None"]:
-        large = [size for size in sizes if size >= num_params]
-        assert len(large) == 1
-        assert len(sizes) == 2
-        assert min(sizes) <= 8
+        assert len(sizes) == 1
+        assert num_params <= sizes[0] <= num_params + 8
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -289,12 +287,13 @@ def one_bad_rank() -> list[Any]:
     found = []
     for step, poison in enumerate([1.0, float("inf"), float("nan"), 1.0]):
         sync.start_step(micro_batches=1, step_samples=8)
-        sync.start_micro_batch(num_samples=4, last=True)
+        stop = step == 2 and dist.get_rank() == 1
+        sync.start_micro_batch(num_samples=4, last=True, stop=lambda stop=stop: stop)
         optimizer.zero_grad()
         own = slice(4 * dist.get_rank(), 4 * dist.get_rank() + 4)
         loss = nn.functional.cross_entropy(model(x[own]), y[own])
         (loss * (poison if dist.get_rank() == 1 else 1.0)).backward()
-        result = sync.finish_step(stop=step == 2 and dist.get_rank() == 1)
+        result = sync.finish_step()
         if not result.skip:
             optimizer.step()
         found.append((result.skip, result.stop, result.noise_scale, sync.noise.count))

@@ -30,9 +30,9 @@ def member(environ: dict[str, str], stop_at: int) -> dict[str, Any]:
         for epoch in job.epochs(1):
             for inputs, targets, indices in job.loader:
                 optimizer.zero_grad()
-                F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
                 if job.steps_taken == stop_at and rank == dist.get_world_size() - 1:
                     os.kill(os.getpid(), signal.SIGTERM)
+                F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
                 optimizer.step()
                 seen += [(epoch, index) for index in indices.tolist()]
     except SystemExit as end:
