@@ -9,7 +9,7 @@ UP_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-kube check chart format up down clean distclean
+.PHONY: help setup peers demo test test-kube check chart images format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -48,6 +48,9 @@ check: setup  ## lint, types and import contracts
 chart: setup  ## lint the Helm chart and render it, with real helm
 	@$(BIN)/helm lint --strict charts/pollux
 	@$(BIN)/helm template pollux charts/pollux --namespace pollux >/dev/null && echo "chart: renders"
+
+images:  ## build the images in docker/, or try their recipes where no container engine is there
+	@docker/build
 
 format: setup  ## let ruff format the code and sort the imports
 	@$(BIN)/ruff check --fix .

@@ -102,6 +102,14 @@ def test_each_service_is_confined_pinned_and_watched(name: str) -> None:
         assert re.match(r"(127\.0\.0\.1|\$\{\w+:-127\.0\.0\.1\}):", port), port
 
 
+def test_airflow_may_write_where_it_does() -> None:
+    service = SERVICES["airflow-api-server"]
+    writable = [mount.split(":")[1] for mount in service["volumes"] if not mount.endswith(":ro")]
+    for name in ("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE",):
+        assert any(service["environment"][name].startswith(f"{folder}/") for folder in writable)
+    assert "/opt/airflow/logs" in writable
+
+
 def test_no_secret_is_written_down_and_each_variable_is_explained() -> None:
     text = COMPOSE.read_text()
     asked = set(re.findall(r"\$\{(\w+):\?", text))

@@ -15,7 +15,7 @@ from pollux.airflow_api import AirflowApi
 from pollux.stack.control import running_stack
 from pollux.stack.record import StackPlan
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ def on_postgres(tmp_path: Path) -> Iterator[PostgresStack]:
                 yield PostgresStack(plan.state, api, server)
 
 
+WAIT_S = 300.0
+"""A busy machine starts workers slowly, and a job grows twofold at most each time."""
+
+
 def gpus(job: Any) -> int:
     return sum(job.status.held.values()) if job is not None and job.status.phase == "running" else 0
 
@@ -51,13 +55,13 @@ def gpus(job: Any) -> int:
 def test_two_jobs_share_the_cluster_and_all_tables_are_in_postgres(on_postgres: PostgresStack) -> None:
     state, server = on_postgres.state, on_postgres.server
     first = Training(on_postgres, name="first", epochs=500, max_gpus=4, arguments=["--width", "4"])
-    first.wait(lambda job, task: gpus(job) >= 3, "it grows beyond its fair share")
+    first.wait(lambda job, task: gpus(job) >= 3, "it grows beyond its fair share", WAIT_S)
     second = Training(on_postgres, name="second", epochs=2, max_gpus=2, arguments=["--width", "4"])
-    second.wait(lambda job, task: gpus(job) > 0, "the other one runs")
-    shrunk = first.wait(lambda job, task: 0 < gpus(job) < 4, "and it has shrunk for that")
-    done = second.succeeds()
+    second.wait(lambda job, task: gpus(job) > 0, "the other one runs", WAIT_S)
+    shrunk = first.wait(lambda job, task: 0 < gpus(job) < 4, "and it has shrunk for that", WAIT_S)
+    done = second.wait(lambda job, task: task.state == "success", "it trains to its end", WAIT_S)
     on_postgres.api.set_state("pollux_train", first.run.run_id, "train", "success")
-    ended = first.wait(lambda job, task: job is not None and job.status.phase == "ended", "it ends")
+    ended = first.wait(lambda job, task: job is not None and job.status.phase == "ended", "it ends", WAIT_S)
 
     assert done.mlflow_run_id != ended.mlflow_run_id == shrunk.mlflow_run_id
     runs = dict(server.query("mlflow", "SELECT run_uuid, status FROM runs"))

@@ -198,3 +198,8 @@ def test_equal_documents_give_equal_text_whatever_the_order_of_keys() -> None:
     one = Allocation(decision=1, placement={"a": 1, "b": 2})
     two = Allocation(decision=1, placement={"b": 2, "a": 1})
     assert encode(one) == encode(two)
+
+
+def test_a_document_of_another_version_says_so_and_what_to_do() -> None:
+    with pytest.raises(DocumentError, match=r"schema: version 2 is not one .* upgrade pollux-agent"):
+        decode(Allocation, '{"schema": 2, "decision": 3}')
