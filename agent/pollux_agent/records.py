@@ -48,6 +48,12 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def read_regular(path: Path) -> bytes:
+    """All of a file; raises OSError as :func:`open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
+
+
 def write_outcome(folder: JobFolder, outcome: Outcome) -> None:
     """Write a rank's outcome, once: the first one stands, since what follows it is only a consequence."""
     path = folder.outcome(outcome.incarnation, outcome.rank)
