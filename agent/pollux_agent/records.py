@@ -1,8 +1,10 @@
 """Files that a worker leaves for others to read: events, outcomes and the completion marker."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 from pollux_agent.protocol import JobFolder, Outcome, encode
 
@@ -30,11 +32,26 @@ def write_atomic(path: Path, data: bytes) -> None:
 def append_line(path: Path, document: object) -> None:
     """Append one document as a JSON line in a single write, so that lines of a killed process are whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
         os.write(handle, encode(document).encode() + b"\n")
     finally:
         os.close(handle)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it; raises OSError for anything else, such as a pipe, which may wait for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """All of a file; raises OSError as :func:`open_regular` does."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def write_outcome(folder: JobFolder, outcome: Outcome) -> None:

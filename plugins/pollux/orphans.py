@@ -32,6 +32,10 @@ ALIVE_STATES = frozenset(
 GONE = "gone"
 """The state of a task that Airflow does not have."""
 
+LEFT = "left in a run that is over"
+"""One that was not scheduled when its run ended, such as a task that is cleared in that moment: Airflow does
+not look at it again until somebody clears it."""
+
 StateOf = Callable[[JobIdentity], str]
 
 
@@ -54,6 +58,8 @@ def ask_airflow(api: AirflowApi, jobs: Iterable[ClusterJob]) -> StateOf:
         if _key(identity) not in states:
             ti = api.task_instance(identity.dag_id, identity.run_id, identity.task_id, identity.map_index)
             states[_key(identity)] = (ti.state or "none") if ti else GONE
+        if states[_key(identity)] == "none" and api.dag_run(identity.dag_id, identity.run_id).is_final:
+            states[_key(identity)] = LEFT
     return lambda identity: states.get(_key(identity), GONE)
 
 

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.models.dagrun import DagRun as RunRow
+from airflow.models.taskinstance import TaskInstance as TaskRow
+from airflow.utils.session import create_session
 from airflow_rim import EndingCluster, ending
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from pollux.airflow_api import AirflowApi, TaskInstance
 from pollux.cluster.base import ClusterJob, JobIdentity
 from pollux.errors import AirflowApiError
-from pollux.orphans import ALIVE_STATES, GONE, ask_airflow, end_orphans
+from pollux.orphans import ALIVE_STATES, GONE, LEFT, ask_airflow, end_orphans
 from pollux_agent.protocol import JobSpec
 
 SPEC = JobSpec(name="digits", script="a.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=2)
@@ -42,7 +46,7 @@ def cycle(
     )
 
 
-@pytest.mark.parametrize("dead", ["failed", "success", "skipped", "upstream_failed", "removed", GONE])
+@pytest.mark.parametrize("dead", ["failed", "success", "skipped", "upstream_failed", "removed", GONE, LEFT])
 def test_an_orphan_ends_in_the_second_cycle(
     cluster: EndingCluster,
     jobs: list[ClusterJob],
@@ -133,6 +137,24 @@ def test_airflow_tells_the_states_of_tasks(
     assert state_of(job.identity) == "success"
     assert state_of(lost.identity) == GONE
     assert ask_airflow(api, [])(job.identity) == GONE
+
+
+def test_a_task_that_its_ended_run_has_left_unscheduled_leads_nowhere(
+    airflow_app: TestClient,
+    airflow_login: Path,
+    cluster: EndingCluster,
+) -> None:
+    """As Airflow leaves a task that was marked failed and cleared again in the same moment."""
+    cluster.ends = [ending("done")]
+    run = DagBag(Path(__file__).parents[2] / "dags").dags["pollux_train"].test()
+    job = cluster.job(cluster.submissions[0]["job_id"])
+    password = json.loads(airflow_login.read_text())["admin"]
+    api = AirflowApi("http://testserver", user="admin", password=password, transport=airflow_app._transport)
+    for run_state, want in (("success", LEFT), ("queued", "none")):
+        with create_session() as session:
+            session.execute(update(TaskRow).where(TaskRow.run_id == run.run_id).values(state=None))
+            session.execute(update(RunRow).where(RunRow.run_id == run.run_id).values(_state=run_state))
+        assert ask_airflow(api, [job])(job.identity) == want
 
 
 class ShortSighted(AirflowApi):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import Event, JobFolder, Outcome, decode
+from pollux_agent.records import open_regular
 
 _MAX_OUTCOME_BYTES = 1_000_000
 _EVENT_TAIL_BYTES = 4_096
@@ -45,7 +46,9 @@ def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:
 def _outcome(path: Path) -> Outcome | None:
     """A readable outcome of a sane size."""
     try:
-        return decode(Outcome, path.read_bytes()) if path.stat().st_size <= _MAX_OUTCOME_BYTES else None
+        with open_regular(path) as file:
+            data = file.read(_MAX_OUTCOME_BYTES + 1)
+        return decode(Outcome, data) if len(data) <= _MAX_OUTCOME_BYTES else None
     except (OSError, DocumentError):
         return None
 
@@ -53,7 +56,7 @@ def _outcome(path: Path) -> Outcome | None:
 def tail(path: Path, num_bytes: int) -> str:
     """The end of a text file, empty if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - num_bytes))
             return file.read().decode(errors="replace")

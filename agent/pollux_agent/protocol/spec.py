@@ -17,6 +17,8 @@ DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_TEXT_BYTES = 100_000
+"""Linux takes 128 KiB for one argument, or one variable with its name."""
 _RESERVED_ENV = ("POLLUX_", "MLFLOW_", "TORCHELASTIC_")
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -107,6 +109,11 @@ class JobSpec:
                 raise ValueError(
                     f"{text[:80]!r} in script, arguments or env holds a NUL character, which no process can "
                     "be given; take it out"
+                )
+            if len(text.encode()) > _MAX_TEXT_BYTES:
+                raise ValueError(
+                    f"{text[:80]!r}... in script, arguments or env has {len(text.encode())} bytes, but "
+                    f"no process can be given more than {_MAX_TEXT_BYTES}; put it into a file and name that"
                 )
         return self
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pollux.cluster.base import LogChunk
 from pollux.errors import Refused
 from pollux_agent.protocol import JobFolder
+from pollux_agent.records import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,12 @@ def _read(path: Path, begin: int, limit: int, *, is_over: bool) -> tuple[bytes, 
     A line longer than ``_MAX_READ_BYTES`` comes in pieces, and where no more is written (``is_over``) the
     last line may be unfinished.
     """
-    with path.open("rb") as file:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        logger.warning("output cannot be read: %s", error)
+        return b"", False
+    with file:
         file.seek(begin)
         data = file.read(max(limit, 0))
         cut = len(data) == max(limit, 0) and file.read(1) != b""

@@ -13,7 +13,7 @@ from pollux.cluster.base import ClusterJob
 from pollux_agent.driver import DriverState
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, JobFolder, JobSpec, decode, encode
-from pollux_agent.records import write_atomic
+from pollux_agent.records import open_regular, write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class JobStore:
         jobs = []
         for path in sorted(self._jobs.glob("*/job.json")):
             try:
-                job = decode(ClusterJob, path.read_bytes())
+                job = decode(ClusterJob, _read(path))
                 state_path = path.with_name("driver.json")
-                state = decode(DriverState, state_path.read_bytes()) if state_path.exists() else DriverState()
+                state = decode(DriverState, _read(state_path)) if state_path.exists() else DriverState()
             except (OSError, DocumentError) as error:
                 logger.error("job %s cannot be read and is left out: %s", path.parent.name, error)
                 continue
@@ -109,3 +109,8 @@ class JobStore:
 
     def _fresh(self, job_id: str) -> Path:
         return self.folder(job_id).root / "fresh"
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()

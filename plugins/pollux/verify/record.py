@@ -18,6 +18,7 @@ from pollux.snapshot import Decision, Snapshot
 from pollux.verify.export import AirflowExport
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, DriverEvent, Event, JobFolder, Outcome, decode
+from pollux_agent.records import read_regular
 
 EXPORT_FILE = "airflow-export.json"
 EXPECTATIONS_FILE = "expectations.json"
@@ -197,21 +198,21 @@ class _Reader:
 
     def document(self, path: Path, kind: type[T], *, missing_ok: bool = False) -> T | None:
         try:
-            return decode(kind, path.read_bytes())
+            return decode(kind, read_regular(path))
         except FileNotFoundError:
             if not missing_ok:
                 self._problem(path, "missing")
         except OSError as error:
-            self._problem(path, str(error.strerror))
+            self._problem(path, str(error.strerror or error))
         except DocumentError as error:
             self._problem(path, str(error))
         return None
 
     def lines(self, path: Path, kind: type[T]) -> list[T]:
         try:
-            parts = path.read_bytes().split(b"\n")
+            parts = read_regular(path).split(b"\n")
         except OSError as error:
-            self._problem(path, str(error.strerror))
+            self._problem(path, str(error.strerror or error))
             return []
         documents: list[T] = []
         for number, part in enumerate(parts, start=1):

@@ -89,6 +89,7 @@ REPORT = {
         pytest.param({"env": {"A B": "x"}}, "'A B'", id="no variable name"),
         pytest.param({"env": {"A": "x\0"}}, "NUL", id="a value that no process can be given"),
         pytest.param({"arguments": ["a\0b"]}, "NUL", id="an argument that no process can be given"),
+        pytest.param({"arguments": ["x" * 300_000]}, "300000 bytes", id="an argument beyond all limits"),
         pytest.param({"learning_rate": 0.1}, "learning_rate: unknown field", id="unknown field"),
         pytest.param({"schema": 2}, "schema", id="a newer schema"),
         pytest.param({"name": ""}, "name", id="empty name"),

@@ -1,5 +1,6 @@
 """The service without its process: what a crash, a broken disk or a job's own children may leave."""
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_slots_come_free_also_where_neither_events_nor_logs_can_be_written(
     events.write_text(before)
     service.tick(time.time())
     written = [decode(DriverEvent, line).event for line in events.read_text().splitlines()]
-    assert written == ["submit", "allocate", "start", "exit", "end"]
+    assert [name for name in written if name != "signal"] == ["submit", "allocate", "start", "exit", "end"]
     assert service.job("a", time.time()).status.phase == "failed"
     assert service.view(time.time()).jobs[0].job_id == "b"
 
@@ -113,3 +114,25 @@ def test_where_there_are_no_cpu_groups_nothing_of_a_job_outlives_its_launcher(
     assert service.held() == {}
     stray = int(noted.read_text())
     assert not psutil.pid_exists(stray) or psutil.Process(stray).status() == psutil.STATUS_ZOMBIE
+
+
+def test_pipes_and_devices_in_a_jobs_folder_hold_nobody_up(service: LocalService, tmp_path: Path) -> None:
+    """A job's folder is its own; what it puts there may be read for ever, and must not be."""
+    folder = tmp_path / "jobs" / "a"
+    (folder / "outcomes").mkdir()
+    (folder / "logs").mkdir()
+    for name in ("outcomes/1-1.json", "complete.json", "events-1-0.jsonl", "logs/0-node-0.log"):
+        os.mkfifo(folder / name)
+    (folder / "outcomes" / "1-2.json").symlink_to("/dev/zero")
+    service.patch_allocation("a", expected=0, allocation=Allocation(decision=1, placement={"node-0": 1}))
+
+    def phase() -> str:
+        service.tick(time.time())
+        service.logs("a", "")
+        return service.job("a", time.time()).status.phase
+
+    awaited(phase, lambda phase: phase == "failed")
+    assert service.held() == {}
+    (folder / "driver.json").unlink()
+    os.mkfifo(folder / "driver.json")
+    assert [job.job_id for job in opened(tmp_path).view(1.0, every=True).jobs] == ["b"]

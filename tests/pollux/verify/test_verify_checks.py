@@ -1,6 +1,7 @@
 """A good run passes every check; each thing that may be wrong fails the check about it, and no other."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -334,3 +335,10 @@ def test_garbage_anywhere_is_a_verdict_and_never_a_traceback(tmp_path_factory, d
     path.write_bytes(content)
     checks = run_checks(read_record(state), build.equal_split)
     assert all(check.explanation for check in checks)
+
+
+def test_a_pipe_where_a_file_should_be_is_a_verdict_and_not_waited_for(state: Path) -> None:
+    marker = next(state.glob("jobs/*/complete.json"))
+    marker.unlink()
+    os.mkfifo(marker)
+    assert "no regular file" in failed(state)["files"]
