@@ -19,7 +19,7 @@ def explain(
     job: Annotated[str, typer.Argument(help="The job's id, or its name.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Say in plain words why a job gets what it gets: goodput, the price of a restart, and the rule that binds.
+    """Say in plain words why a job gets what it gets: goodput, price of a restart, rule that binds.
 
     Decides as `pollux solve` does, and lists what every configuration that the job may have would be worth.
     """

@@ -9,11 +9,12 @@ from pollux.policy.models import job_limit
 from pollux.policy.options import Options, is_reserved, options_of
 from pollux.policy.problem import realloc_factor
 from pollux.snapshot import DEFAULT_RESTART_S, Decision, Job, Snapshot
+from pollux_agent.protocol import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A configuration that the job may have, what it is worth, and whether it is today's or the decided one."""
+    """A configuration that the job may have, what it is worth, and whether it is today's or decided."""
 
     nodes: int
     gpus: int
@@ -28,8 +29,8 @@ class Alternative:
 class Explanation:
     """``reason`` is the decision's own sentence, ``binding`` names the rule that keeps the job from more.
 
-    ``goodput`` is in samples a second where ``fitted``, else in GPUs of perfect scaling; ``restart_factor`` is
-    what Pollux and Sia leave of its goodput after a change, ``restart_s`` what a restart takes.
+    ``goodput`` is in samples a second where ``fitted``, else in GPUs of perfect scaling; ``restart_factor``
+    is what Pollux and Sia leave of its goodput after a change, ``restart_s`` what a restart takes.
     """
 
     job_id: str
@@ -91,9 +92,9 @@ def _alternatives(
     return tuple(found)
 
 
-def _shape(snapshot: Snapshot, placement: object) -> tuple[int, int, str] | None:
+def _shape(snapshot: Snapshot, placement: Placement) -> tuple[int, int, str] | None:
     kinds = {node.name: node.gpu_type for node in snapshot.nodes}
-    if not isinstance(placement, dict) or not placement or not set(placement) <= set(kinds):
+    if not placement or not set(placement) <= set(kinds):
         return None
     return len(placement), sum(placement.values()), kinds[next(iter(placement))]
 
@@ -111,8 +112,9 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
         return _impossible(job, options)
     if gpus >= job.max_gpus:
         return f"max_gpus {job.max_gpus}: its spec asks for no more"
-    if gpus >= job_limit(job):
-        return f"the growth limit: at most twice the {job.max_gpus_seen} GPUs it has run on, so {job_limit(job)} now"
+    limit = job_limit(job)
+    if gpus >= limit:
+        return f"the growth limit: at most twice the {job.max_gpus_seen} GPUs it has run on, so {limit} now"
     best = float(options.goodput[mine].max())
     held = decision.jobs[job.job_id].goodput
     if gpus and held is not None and best <= held * 1.01:
@@ -127,12 +129,11 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
 
 
 def _impossible(job: Job, options: Options) -> str:
-    kinds = (
-        sorted(set(options.hardware.types) & set(job.gpu_types)) if job.gpu_types else options.hardware.types
-    )
+    there = options.hardware.types
+    kinds = [kind for kind in there if not job.gpu_types or kind in job.gpu_types]
     if not kinds:
-        return f"GPU types: it takes {', '.join(job.gpu_types)}, and the cluster has {', '.join(options.hardware.types)}"
+        return f"GPU types: it takes {', '.join(job.gpu_types)}, and the cluster has {', '.join(there)}"
     return (
-        f"its bounds: no configuration of {', '.join(kinds)} has between min_gpus {job.min_gpus} and the {job_limit(job)} "
-        "that it may have now, or its batch size cannot be split so"
+        f"its bounds: no configuration of {', '.join(kinds)} has between min_gpus {job.min_gpus} and the "
+        f"{job_limit(job)} GPUs that it may have now, or its batch size cannot be split so"
     )
