@@ -13,7 +13,9 @@ from pollux.cli import bench as bench  # noqa: E402
 from pollux.cli import cycle as cycle  # noqa: E402
 from pollux.cli import demo as demo  # noqa: E402
 from pollux.cli import doctor as doctor  # noqa: E402
+from pollux.cli import explain as explain  # noqa: E402
 from pollux.cli import local as local  # noqa: E402
+from pollux.cli import report as report  # noqa: E402
 from pollux.cli import simulate as simulate  # noqa: E402
 from pollux.cli import solve as solve  # noqa: E402
 from pollux.cli import stack as stack  # noqa: E402

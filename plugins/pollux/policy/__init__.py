@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pollux.errors import ConfigError
-from pollux.policy import fifo, fixed, optimus, ours, pollux, sia, tiresias
+from pollux.policy import fifo, fixed, gavel, optimus, ours, pollux, shockwave, sia, themis, tiresias
 from pollux.snapshot import Decision, Snapshot
 
 POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
@@ -15,6 +15,10 @@ POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
     "fifo": fifo.decide,
     "tiresias": tiresias.decide,
     "optimus": optimus.decide,
+    "gavel": gavel.decide_throughput,
+    "gavel-fairness": gavel.decide_fairness,
+    "themis": themis.decide,
+    "shockwave": shockwave.decide,
 }
 
 ORACLES = frozenset({"optimus"})

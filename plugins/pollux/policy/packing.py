@@ -26,9 +26,11 @@ class Room:
         if len(placement) > 1 and self._avoid:
             self._spanned.update(placement)
 
-    def place(self, job: Job, gpus: int) -> dict[str, int]:
+    def place(self, job: Job, gpus: int, gpu_type: str | None = None) -> dict[str, int]:
         """Take ``gpus`` for the job, in the order in which nodes are picked; {} where they do not fit."""
         for kind in dict.fromkeys(node.gpu_type for node in self._nodes):
+            if gpu_type not in (None, kind):
+                continue
             nodes = [node for node in self._nodes if node.gpu_type == kind and accepts(job, node)]
             placement = self._on(nodes, gpus)
             if placement:

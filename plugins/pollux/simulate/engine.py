@@ -211,7 +211,7 @@ class Simulation:
             restarts=job.restarts,
             restart_s=job.restart_s if job.starts else None,
             max_gpus_seen=agent.max_gpus if adaptive else most,
-            fits=agent.fits if adaptive else {},
+            fits=agent.fits if adaptive or self._kind == "rigid" else {},
             noise_scale=agent.noise_scale if adaptive else None,
             progress=job.progress,
             target_progress=float(app.progress[-1]),

@@ -14,7 +14,7 @@ from pollux.simulate.setup import ClusterSetup
 MEANS = ("avg_jct_s", "p99_jct_s", "makespan_s", "restarts_per_job", "gpu_hours_per_job")
 
 
-def summary(outcome: Outcome, cluster: ClusterSetup) -> dict[str, Any]:
+def summary(outcome: Outcome, cluster: ClusterSetup, *, interval_s: float = 60.0) -> dict[str, Any]:
     """One workload's entry in results.json: the same simulation gives the same figures.
 
     ``timeline`` holds a column for each figure, with a value for each round that had jobs. Jobs that never
@@ -23,7 +23,7 @@ def summary(outcome: Outcome, cluster: ClusterSetup) -> dict[str, Any]:
     jobs = outcome.jobs
     ended = [(job, job.completed_s) for job in jobs if job.completed_s is not None]
     times = [end_s - job.request.submitted_s for job, end_s in ended]
-    rho = fairness(jobs, cluster)
+    rho = fairness(jobs, cluster, interval_s=interval_s)
     return {
         "name": outcome.workload.name,
         "set": outcome.workload.set,

@@ -100,7 +100,11 @@ def _in_worker(number: int, run: Run, queue: "Queue[tuple[int, int]]") -> Answer
 def _do(number: int, run: Run, progress: Callable[[int], None]) -> Answer:
     with threadpool_limits(limits=1):  # the arrays are small: threads only wait for each other
         outcome = prepare(run).run(progress)
-    return Answer(number=number, result=summary(outcome, run.cluster), timing=timing(outcome))
+    return Answer(
+        number=number,
+        result=summary(outcome, run.cluster, interval_s=run.settings.interval_s),
+        timing=timing(outcome),
+    )
 
 
 class _Relay:

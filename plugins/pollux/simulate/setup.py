@@ -21,6 +21,10 @@ FIXED_SIZE: Mapping[str, JobKind] = {
     "tiresias": "rigid",
     "fifo": "rigid",
     "fifo-fixed": "rigid",
+    "gavel": "rigid",
+    "gavel-fairness": "rigid",
+    "themis": "rigid",
+    "shockwave": "rigid",
     "optimus": "strong_scaling",
 }
 """What the baselines make of a job: its request as it is, or its batch size on any number of GPUs."""

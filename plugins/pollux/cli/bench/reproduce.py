@@ -9,7 +9,7 @@ import typer
 from pollux.cli.bench import bench
 
 if TYPE_CHECKING:
-    from pollux.simulate.reproduce import Case, Verdict
+    from pollux.simulate.reproduce import Verdict
 
 
 @bench.command()
@@ -30,6 +30,7 @@ def reproduce(
     Each finished simulation is kept in the state folder, so that --resume goes on where a run stopped. Ends
     with 1 if a bar is missed.
     """
+    from pollux.cli.crowd import run_cases
     from pollux.errors import ConfigError, PolluxError
     from pollux.simulate.reproduce import cases, judge
 
@@ -38,12 +39,13 @@ def reproduce(
         if not every:
             raise ConfigError(f"--only {only}: no group begins so; leave it out to see all of them")
         done = _open(state, resume)
-        _simulate(traces, [case for case in every if case.name not in done], state, done, jobs)
+        left = [case for case in every if case.name not in done]
+        done |= run_cases(traces, left, state, jobs, without=("jobs", "timeline"))
     except (PolluxError, OSError) as error:
         typer.echo(f"pollux bench reproduce: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError | OSError) else 1) from None
     groups = dict.fromkeys(case.group for case in every)
-    averages = {name: float(result["avg_jct_s"]) for name, result in done.items()}
+    averages = {name: result["avg_jct_s"] for name, result in done.items() if result["avg_jct_s"]}
     table = [judge(group, [case for case in every if case.group == group], averages) for group in groups]
     if as_json:
         typer.echo(json.dumps([_plain(verdict) for verdict in table], indent=1))
@@ -56,52 +58,14 @@ def reproduce(
 def _open(state: Path, resume: bool) -> dict[str, dict[str, Any]]:
     """What was simulated before, by case; nothing without ``resume``. Raises ConfigError, OSError."""
     from pollux.errors import ConfigError
+    from pollux.simulate.kept import read_kept
 
-    state.mkdir(parents=True, exist_ok=True)
-    files = sorted(state.glob("*--seed*.json"))
-    if files and not resume:
+    kept = read_kept(state)
+    if kept and not resume:
         raise ConfigError(
-            f"--state {state}: has {len(files)} simulations; keep them with --resume, or name another folder"
+            f"--state {state}: has {len(kept)} simulations; keep them with --resume, or name another folder"
         )
-    done = {}
-    for path in files:
-        try:
-            done[path.stem] = json.loads(path.read_text(encoding="utf-8"))["result"]
-        except (ValueError, KeyError):
-            path.unlink()
-    return done
-
-
-def _simulate(
-    traces: Path, left: "list[Case]", state: Path, done: dict[str, dict[str, Any]], jobs: int | None
-) -> None:
-    """Run the cases that are left, and keep each one's figures as soon as it ends."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from pollux.simulate.runner import simulate
-
-    if not left:
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    runs = [case.run(traces) for case in left]
-    total = sum(len(run.workload.requests) for run in runs)
-    ended = dict.fromkeys(range(len(runs)), 0)
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("jobs simulated", total=total)
-
-        def news(number: int, jobs_done: int) -> None:
-            ended[number] = jobs_done
-            bar.update(task, completed=sum(ended.values()), description=f"{left[number].group}, jobs")
-
-        for answer in simulate(runs, processes=jobs, news=news):
-            case = left[answer.number]
-            figures = {key: value for key, value in answer.result.items() if key not in ("jobs", "timeline")}
-            text = json.dumps({"result": figures, "timing": answer.timing}, sort_keys=True, indent=1)
-            part = state / f"{case.name}.json.part"
-            part.write_text(text + "\n", encoding="utf-8")
-            part.rename(state / f"{case.name}.json")
-            done[case.name] = figures
+    return kept
 
 
 def _plain(verdict: "Verdict") -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""``pollux explain``: why one job got what it got, from a saved snapshot."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pollux.cli import app
+
+if TYPE_CHECKING:
+    from pollux.policy.whatif import Explanation
+    from pollux.snapshot import Decision
+
+
+@app.command()
+def explain(
+    snapshot_file: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved snapshot.")],
+    job: Annotated[str, typer.Argument(help="The job's id, or its name.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Say in plain words why a job gets what it gets: goodput, price of a restart, rule that binds.
+
+    Decides as `pollux solve` does, and lists what every configuration that the job may have would be worth.
+    """
+    from dataclasses import asdict
+
+    from pollux.errors import ConfigError, SnapshotError
+    from pollux.policy import decide
+    from pollux.policy.whatif import explain_job
+    from pollux.snapshot import Snapshot
+    from pollux_agent.errors import DocumentError
+    from pollux_agent.protocol import decode
+
+    try:
+        snapshot = decode(Snapshot, snapshot_file.read_text(encoding="utf-8"))
+        decision = decide(snapshot)
+        explanation = explain_job(snapshot, decision, job)
+    except (OSError, UnicodeDecodeError, DocumentError, ConfigError, SnapshotError) as error:
+        typer.echo(f"{snapshot_file}: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(asdict(explanation), indent=2))
+    else:
+        _print(decision, explanation)
+
+
+def _print(decision: "Decision", explanation: "Explanation") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    unit = "samples/s" if explanation.fitted else "GPUs of perfect scaling (not fitted yet)"
+    lines = [
+        f"decision {decision.decision} by {decision.policy}, job {explanation.job_id}",
+        explanation.reason,
+        f"what binds: {explanation.binding}",
+        f"goodput in {unit}: {explanation.goodput_now or 0:.4g} now, {explanation.goodput or 0:.4g} decided; "
+        f"speed-up against the fair share {explanation.speedup or 0:.2f}",
+        f"a restart takes it {explanation.restart_s:.0f} s; with its history that leaves "
+        f"{explanation.restart_factor:.0%} of what a change would give",
+    ]
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+    table = Table(title="what each configuration is worth to it", title_justify="left")
+    for name in ("nodes", "GPUs", "type", "goodput", "speed-up", ""):
+        table.add_column(name, justify="right")
+    for each in explanation.alternatives:
+        marks = [name for name, holds in (("now", each.now), ("decided", each.decided)) if holds]
+        table.add_row(
+            str(each.nodes),
+            str(each.gpus),
+            each.gpu_type,
+            f"{each.goodput:.4g}",
+            f"{each.speedup:.2f}",
+            ", ".join(marks),
+        )
+    console.print(table)
