@@ -98,9 +98,10 @@ def _fit(profile: Sequence[Observation]) -> ThroughputParams:
 
 
 def _fit_s(profile: Sequence[Observation]) -> float:
-    began = time.perf_counter()
+    """Seconds of one core."""
+    began = time.process_time()
     fit_throughput(profile)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def _row(seen: Observation) -> StepTime:
@@ -117,7 +118,10 @@ def _row(seen: Observation) -> StepTime:
 def _against_adaptdl(
     profiles: Sequence[list[Observation]], peer: Path, told: Callable[[str], None]
 ) -> dict[str, float]:
-    """Time as a ratio, median over alternating runs, and how much larger our objective is at worst."""
+    """Time as a ratio, median over alternating runs, and how much larger our objective is at worst.
+
+    Times are seconds of one core, so that what else runs on the machine counts little.
+    """
     script = Path(__file__).with_name("peer_fit.py")
     ratios, excess = [], []
     for number in range(PAIRS):

@@ -1,4 +1,4 @@
-"""Fits AdaptDL's throughput model: JSON profiles on the input, seconds and parameters as JSON on the output.
+"""Fits AdaptDL's throughput model: JSON profiles on the input, CPU seconds and parameters on the output.
 
 Run as a file, by the interpreter of the peers' environment, which does not have this package.
 """
@@ -25,9 +25,9 @@ def fitted(profile: list[dict[str, Any]], repeat: int) -> dict[str, Any]:
     ]
     seconds = []
     for _ in range(repeat):
-        began = time.perf_counter()
+        began = time.process_time()
         found = fit_perf_params(*columns)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return {
         "seconds": seconds,
         "alpha_grad": found.alpha_c,

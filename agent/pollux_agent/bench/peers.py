@@ -1,9 +1,12 @@
 """Runs a measurement in the environment of the peers, which `make peers` makes."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 DEFAULT_PEERS = Path(".peers")
 
@@ -15,7 +18,7 @@ def peer_python(peers: Path) -> Path | None:
 
 
 def ask_peer(python: Path, script: Path, question: object) -> Any:
-    """What ``script`` answers: it reads JSON from its input and prints JSON, in one process.
+    """What ``script`` answers: it reads JSON from its input and prints JSON, in one process and on one core.
 
     Raises subprocess.CalledProcessError if it fails.
     """
@@ -25,5 +28,6 @@ def ask_peer(python: Path, script: Path, question: object) -> Any:
         capture_output=True,
         text=True,
         check=True,
+        env=os.environ | dict.fromkeys(_THREADS, "1"),
     )
     return json.loads(done.stdout)

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pollux_agent.torch.fsdp import join
     from pollux_agent.torch.job import ElasticJob, current_job
     from pollux_agent.torch.world import default_device
 
-__all__ = ["ElasticJob", "current_job", "default_device"]
+__all__ = ["ElasticJob", "current_job", "default_device", "join"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,6 +16,10 @@ def __getattr__(name: str) -> Any:
         from pollux_agent.torch import world
 
         return world.default_device
+    if name == "join":
+        from pollux_agent.torch import fsdp
+
+        return fsdp.join
     if name in __all__:
         from pollux_agent.torch import job
 

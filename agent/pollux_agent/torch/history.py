@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pollux_agent.model.goodput import BatchLimits
+
 
 @dataclass(slots=True, kw_only=True)
 class History:
@@ -36,6 +38,12 @@ class History:
     @property
     def mean_restart_s(self) -> float | None:
         return self.restart_s / self.timed_restarts if self.timed_restarts else None
+
+    def batch_size_limit(self, limits: BatchLimits) -> int:
+        """The largest total batch that may be chosen: the job's own limit, or what the watch holds it to."""
+        if not self.held_batch_size:
+            return limits.max_batch_size
+        return max(limits.initial_batch_size, min(limits.max_batch_size, self.held_batch_size))
 
     def count_restart(self, seconds: float | None) -> None:
         """A restarted job made its first new step, ``seconds`` after the stop signal if there was one."""

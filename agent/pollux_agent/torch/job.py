@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -171,7 +171,7 @@ class ElasticJob:
             )
         self._lr_schedule = lr_schedule
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        sync = GradientSync(model, optimizers, sample_every=noise_every, grad_scaler=grad_scaler)
+        sync = _sync(model, optimizers, grad_scaler, noise_every)
         self.model = sync.module
         self._trained = Trained(
             model=getattr(model, "_orig_mod", model),
@@ -222,7 +222,7 @@ class ElasticJob:
         world, trained, config = self._world, self._trained, self._config
         folder = settings.folder.checkpoints if settings is not None else checkpoint_dir
         store = CheckpointStore(Path(folder)) if folder is not None else None
-        saver = Saver(
+        saver = _saver_of(trained.model)(
             store,
             trained,
             world,
@@ -410,6 +410,33 @@ class ElasticJob:
 def _device_of(model: nn.Module) -> torch.device:
     """Where the model's parameters are."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied; its module is imported by those who need it alone."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+def _saver_of(model: nn.Module) -> type[Saver]:
+    if not _is_sharded(model):
+        return Saver
+    from pollux_agent.torch.sharded_saver import ShardedSaver
+
+    return ShardedSaver
+
+
+def _sync(
+    model: nn.Module, optimizers: Sequence[Optimizer], grad_scaler: torch.amp.GradScaler | None, every: int
+) -> GradientSync:
+    """What averages gradients and measures them; a sharded model's has the same methods."""
+    if not _is_sharded(model):
+        return GradientSync(model, optimizers, grad_scaler=grad_scaler, sample_every=every)
+    if grad_scaler is not None:
+        raise DocumentError("grad_scaler: not with a sharded model; train it in bfloat16, which needs none")
+    from pollux_agent.torch.fsdp import ShardedSync
+
+    return cast(GradientSync, ShardedSync(model, optimizers, sample_every=every))
 
 
 def _check_model(model: nn.Module) -> None:

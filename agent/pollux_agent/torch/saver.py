@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,9 @@ class Trained:
 class Saver:
     """Restores on every rank, saves on rank 0; does neither where there is no ``store``."""
 
+    collective = False
+    """Whether all ranks have to call :meth:`save` together."""
+
     def __init__(
         self, store: CheckpointStore | None, trained: Trained, world: World, *, incarnation: int | None
     ) -> None:
@@ -57,7 +61,7 @@ class Saver:
         name = ""
         if self._world.rank == 0:
             self._store.claim(self._incarnation)
-            newest = self._store.newest()
+            newest = self._newest(self._store)
             name = newest.name if newest is not None else ""
         name = self._world.broadcast_text(name)
         if not name:
@@ -66,6 +70,7 @@ class Saver:
         path = self._store.folder / name
         state = load(path)
         try:
+            self._apply_trained(state, self._store.folder)
             self._apply(state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
@@ -86,8 +91,7 @@ class Saver:
         trained = self._trained
         return {
             "schema": SCHEMA,
-            "model": trained.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in trained.optimizers],
+            **self._trained_state(),
             "sync": trained.sync.state_dict(),
             "sampler": trained.sampler.state_dict(),
             "history": trained.history.state_dict(),
@@ -102,9 +106,6 @@ class Saver:
         if state["schema"] != SCHEMA:
             raise ValueError(f"its schema is {state['schema']}, this agent reads {SCHEMA}")
         trained.sampler.load_state_dict(state["sampler"])
-        trained.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(trained.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
         trained.sync.load_state_dict(state["sync"])
         trained.history.load_state_dict(state["history"])
         for name, item in trained.stateful.items():
@@ -115,6 +116,23 @@ class Saver:
         if self._world.rank == 0:
             load_rng_state(state["rng"], self._world.device)
         self._diverge(trained.history.step)
+
+    def _newest(self, store: CheckpointStore) -> Path | None:
+        """The newest checkpoint that is whole."""
+        return store.newest()
+
+    def _trained_state(self) -> dict[str, Any]:
+        """Model and optimizers, in keys of a checkpoint."""
+        return {
+            "model": self._trained.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._trained.optimizers],
+        }
+
+    def _apply_trained(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Give model and optimizers what :meth:`_trained_state` took, from the checkpoints' ``folder``."""
+        self._trained.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._trained.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
 
     def _diverge(self, step: int) -> None:
         """Give the ranks above 0 random numbers of their own, so that their dropout differs."""

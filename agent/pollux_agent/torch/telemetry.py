@@ -150,7 +150,7 @@ class Telemetry:
             fits=dict(state.fits),
             noise_scale=state.noise_scale,
             initial_batch_size=limits.initial_batch_size,
-            max_batch_size=limits.max_batch_size,
+            max_batch_size=history.batch_size_limit(limits),
             max_local_batch_size=limits.max_local_batch_size,
             max_gpus_seen=history.max_gpus_seen,
             restarts=history.restarts,

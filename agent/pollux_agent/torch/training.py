@@ -238,12 +238,16 @@ class Training:
         if self._tune_in <= 0:
             self._tune()
         now = time.monotonic()
-        if self._parts.world.rank != 0:
+        saver, world = self._parts.saver, self._parts.world
+        due = int(now - saver.saved_s >= self._parts.checkpoint_interval_s)
+        if saver.collective:
+            (due,) = world.broadcast((due,))
+        if due and (saver.collective or world.rank == 0):
+            self.checkpoint()
+        if world.rank != 0:
             return
         if self._history.reports == 0 or now - self._reported_s >= self._parts.report_interval_s:
             self._send_report()
-        if now - self._parts.saver.saved_s >= self._parts.checkpoint_interval_s:
-            self.checkpoint()
 
     def _tune(self) -> None:
         """Fit and choose on rank 0, then agree; again after twice the steps, or a report interval."""

@@ -143,7 +143,7 @@ def run_micro_batches(sizes: list[int], kind: str, steps: int = 4) -> list[tuple
     return found
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad"])
 @pytest.mark.parametrize("sizes", [[4, 4, 4, 4], [7, 2, 5, 2]], ids=str)
 def test_the_same_micro_batches_give_the_same_estimates_however_they_are_split(
     kind: str, sizes: list[int]

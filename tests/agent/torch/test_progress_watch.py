@@ -80,6 +80,8 @@ def test_what_was_held_is_held_after_a_restart() -> None:
     )
     plan = tuner.choose(100_000.0, None, largest_batch_size=again.max_batch_size_seen)
     assert plan.batch_size == 64
+    assert again.batch_size_limit(LIMITS) == 64  # what the scheduler is told
+    assert History().batch_size_limit(LIMITS) == LIMITS.max_batch_size
 
 
 def test_a_loss_that_is_no_number_takes_the_raise_back() -> None:

@@ -1,0 +1,142 @@
+"""A job whose model is sharded: trains as a whole one does, and resumes on another number of ranks."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from elastic_runs import Line
+from gang import run_gang
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from pollux_agent.errors import CheckpointError, DocumentError
+from pollux_agent.torch import ElasticJob
+from pollux_agent.torch.checkpoint import CheckpointStore
+from pollux_agent.torch.sharded_saver import _SafeReader
+
+
+def build(sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    if sharded:
+        fully_shard(model[0])
+        fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(folder: Path | None, epochs: int, stop_at: int = -1, *, sharded: bool = True) -> dict[str, Any]:
+    model, optimizer = build(sharded)
+    job = ElasticJob(
+        model,
+        optimizer,
+        Line(),
+        batch_size=6,
+        max_batch_size=6,
+        max_local_batch_size=3,
+        scaling_rule="none",
+        checkpoint_dir=folder,
+    )
+    seen: list[tuple[int, int]] = []
+    stopped = False
+    try:
+        for epoch in job.epochs(epochs):
+            for inputs, targets, indices in job.loader:
+                optimizer.zero_grad()
+                F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if job.steps_taken + 1 == stop_at and dist.get_rank() == 0:
+                    job.stop()
+                optimizer.step()
+                seen += [(epoch, index) for index in indices.tolist()]
+    except SystemExit:
+        stopped = True
+    whole = [
+        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        for parameter in model.parameters()
+    ]
+    return {
+        "seen": seen,
+        "stopped": stopped,
+        "step": job.step,
+        "weights": torch.cat([each.detach().flatten() for each in whole]).tolist(),
+        "noise": job._trained.sync.noise.noise_scale,
+    }
+
+
+def whole_model(epochs: int) -> dict[str, Any]:
+    return train(None, epochs, sharded=False)
+
+
+def test_it_resumes_on_any_number_of_ranks_and_ends_as_the_whole_model_does(tmp_path: Path) -> None:
+    (want,) = run_gang(1, whole_model, 2)
+    seen: list[tuple[int, int]] = []
+    for ranks, stop_at in [(2, 5), (3, 4), (1, 4), (2, -1)]:
+        gang = run_gang(ranks, train, tmp_path, 2, stop_at)
+        for answer in gang:
+            assert answer["stopped"] == (stop_at >= 0)
+            assert answer["step"] == gang[0]["step"]
+            assert answer["weights"] == gang[0]["weights"]
+            assert answer["noise"] == gang[0]["noise"] is not None
+            seen += answer["seen"]
+    assert gang[0]["step"] == want["step"] == 22
+    assert gang[0]["weights"] == pytest.approx(want["weights"], abs=1e-5)
+    assert set(seen) == set(want["seen"])
+    assert sum(Counter(seen).values()) - 2 * 64 <= 4, "more samples borrowed than the passes' ends need"
+    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert len(kept) == 4, kept
+    assert [name.replace("shards", "checkpoint") for name in kept[2:]] == kept[:2]
+
+
+def refused(folder: Path) -> list[str]:
+    said = []
+    torch.manual_seed(11)
+    model = fully_shard(nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    try:
+        ElasticJob(model, optimizer, Line(), batch_size=6, checkpoint_dir=folder)
+    except CheckpointError as error:
+        said.append(str(error))
+    try:
+        ElasticJob(model, optimizer, Line(), batch_size=6, grad_scaler=torch.amp.GradScaler("cpu"))
+    except DocumentError as error:
+        said.append(str(error))
+    return said
+
+
+class Planted:
+    """What must not be run when metadata is read."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("planted"),)
+
+
+def test_damaged_shards_fall_back_and_foreign_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "kept"
+    for stop_at in (3, 3):
+        run_gang(2, train, folder, 2, stop_at)
+    newest, older = (int(path.name[-10:]) for path in CheckpointStore(folder).paths())
+    shard = next((folder / f"shards-000002-{newest:010d}").glob("__1_*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (answer, *_) = run_gang(1, train, folder, 2, 1)
+    assert older < answer["step"] <= older + 2
+    for said in run_gang(2, refused, folder):
+        assert "does not fit the script" in said[0]
+        assert "grad_scaler" in said[1]
+
+    import pickle
+
+    shards = next(folder.glob("shards-*"))
+    (shards / ".metadata").write_bytes(pickle.dumps(Planted()))
+    with pytest.raises((pickle.UnpicklingError, CheckpointException)):
+        dcp_load({"model": {}}, storage_reader=_SafeReader(shards), no_dist=True)
+    assert not (tmp_path / "planted").exists()
