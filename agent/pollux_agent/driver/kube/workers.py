@@ -104,10 +104,11 @@ class KubeWorkers:
     def taken(self) -> bool:
         """A pod that vanished without being asked to, or ended for a reason of its node, was taken."""
         for worker in self._workers.values():
+            if worker.asked_grace_s is not None:
+                continue
             pod = self.cache.pods().get(worker.name)
-            gone = pod is None and worker.asked_grace_s is None
-            away = gone or (pod is not None and worker.asked_grace_s is None and was_taken(pod))
-            worker.taken = worker.taken or away
+            gone = self.cache.is_gone(worker.name, worker.uid, worker.created_s)
+            worker.taken = worker.taken or gone or (pod is not None and was_taken(pod))
         return any(worker.taken for worker in self._workers.values())
 
     def release(self) -> None:
