@@ -41,7 +41,14 @@ class Stage:
     def run(self, command: tuple[str, ...], *, user: str = "0:0") -> None:
         """Run a command inside; ends the whole try if it fails."""
         inside = f"cd {shlex.quote(self.workdir)} && exec {shlex.join(command)}"
-        outside = ("chroot", f"--userspec={user}", str(self.root), "/bin/sh", "-c", inside)
+        outside = (
+            shutil.which("chroot") or "chroot",
+            f"--userspec={user}",
+            str(self.root),
+            "/bin/sh",
+            "-c",
+            inside,
+        )
         lent = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
         done = subprocess.run(outside, env={"HOME": "/root", **lent, **self.environ})
         if done.returncode:
@@ -89,8 +96,8 @@ def lent_files(root: Path) -> Iterator[None]:
         subprocess.run(("umount", "--lazy", "--recursive", str(root / "dev")), check=True)
         for name in taken:
             own = root / name
+            shutil.rmtree(own) if own.is_dir() else own.unlink()
             if (before / name).exists() or (before / name).is_symlink():
-                shutil.rmtree(own) if own.is_dir() else own.unlink()
                 shutil.move(before / name, own)
 
 

@@ -7,7 +7,6 @@ round times a cycle's parts: to observe (cluster and model store), to decide, an
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from pollux.observe import build_snapshot
 from pollux.plan import Action, plan
 from pollux.policy import decide
 from pollux.settings import Settings
+from pollux.stack.ports import LOOPBACK, free_port
 from pollux.store import JobRecord, ModelStore
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
@@ -40,6 +40,8 @@ from pollux_agent.protocol import REPORT_TAG, Allocation, JobSpec, Report, encod
 
 GPUS_A_NODE = 8
 _PREFIX = "pollux-bench-"
+_FIRST_PORT, _NUM_PORTS = 15_000, 5_000
+"""Below those that the kernel gives to clients."""
 _FIT = ThroughputParams(
     alpha_grad=0.02,
     beta_grad=0.004,
@@ -269,10 +271,8 @@ def _fill_store(store: ModelStore, uri: str, view: ClusterView, follow: Follow) 
 @contextlib.contextmanager
 def _mlflow(folder: Path) -> Iterator[str]:
     """An MLflow server of our own on the loopback address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    port = free_port(_FIRST_PORT + os.getpid() % _NUM_PORTS)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     environ = {
@@ -282,7 +282,7 @@ def _mlflow(folder: Path) -> Iterator[str]:
     }
     with (folder / "mlflow.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
-    uri = f"http://127.0.0.1:{port}"
+    uri = f"http://{LOOPBACK}:{port}"
     try:
         _await_server(uri, process, folder / "mlflow.log")
         yield uri

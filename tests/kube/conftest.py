@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_nodes import TestKube, run_script
+from kube_nodes import TestKube, run_script, story
+
+_FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,19 @@ def kube() -> Iterator[TestKube]:
             run_script(scripts / "down.sh", "--purge", state=state)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def tell_what_the_pods_did(request: pytest.FixtureRequest, kube: TestKube) -> Iterator[None]:
+    """After a failure: the jobs' pods, and the ends of their drivers' logs."""
+    yield
+    if request.node.stash.get(_FAILED, False):
+        print(story(kube.api))

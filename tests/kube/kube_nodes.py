@@ -14,7 +14,8 @@ from urllib.parse import urlparse
 import pytest
 
 from pollux.cluster.k8s import KubeCluster, KubeSettings
-from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api
+from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api, pod_path
 
 T = TypeVar("T")
 TOP = Path(__file__).resolve().parents[2]
@@ -155,6 +156,28 @@ def run_script(script: Path, *arguments: str, state: Path) -> str:
     )
     assert done.returncode == 0, f"{script.name} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}"
     return done.stdout.strip()
+
+
+def story(api: KubeApi) -> str:
+    """Every job pod in a line, and what each driver said last."""
+    lines = []
+    for pod in api.items("/api/v1/pods", labelSelector=doc.JOB):
+        meta, status = pod["metadata"], pod.get("status") or {}
+        path = pod_path(meta["namespace"], meta["name"], "log")
+        ended = meta.get("deletionTimestamp", "")
+        lines.append(
+            f"{meta['name']} {status.get('phase')} {status.get('reason', '')} {ended} "
+            f"on {pod['spec'].get('nodeName')}"
+        )
+        if doc.labels(pod).get(doc.ROLE) == doc.DRIVER_ROLE:
+            lines.append(f"  allocation {doc.annotations(pod).get(doc.ALLOCATION)}")
+            lines.append(f"  state {doc.annotations(pod).get(doc.STATE, '')[:600]}")
+            try:
+                text = api.text(path, tailLines=40, timestamps="true").decode(errors="replace")
+            except KubeError as error:
+                text = str(error)
+            lines += [f"  | {line}" for line in text.splitlines()]
+    return "\n".join(lines)
 
 
 def fake_node(api: KubeApi, name: str, gpus: int, **meta: Any) -> None:

@@ -118,7 +118,7 @@ def test_the_server_accepts_every_object(admin: Path, api: KubeApi, values: Mapp
         if manifest["kind"] == "Pod":
             manifest["spec"]["serviceAccountName"] = "default"
     text = "\n---\n".join(json.dumps(manifest) for manifest in manifests)
-    arguments = ("create", "--dry-run=server", "--validate=false", "-o", "name", "-n", NAMESPACE, "-f", "-")
+    arguments = ("create", "--dry-run=server", "--validate=false", "-o", "name", "-f", "-")
     found = run_tool("kubectl", *arguments, kubeconfig=admin, stdin=text)
     assert len(found.stdout.split()) == len(manifests)
 

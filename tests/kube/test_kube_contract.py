@@ -23,7 +23,7 @@ class TestKubeCluster(ClusterContract):
     @pytest.fixture
     def cluster(self, kube: TestKube, space: str, tmp_path: Path) -> KubeCluster:
         (kube.folder / "sleep.py").write_text("import time\n\ntime.sleep(600)\n")
-        return kube.cluster(kube.settings(space, tmp_path / "jobs", grace_s=2.0))
+        return kube.cluster(kube.settings(space, tmp_path / "jobs", grace_s=2.0, place_wait_s=45.0))
 
     @pytest.fixture
     def spec(self, kube: TestKube) -> JobSpec:

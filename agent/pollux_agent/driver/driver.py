@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pollux_agent.driver.machine import FINAL_PHASES, Action, Kill, Seen, Signal, Start, Timing, turn
 from pollux_agent.driver.records import completion, highest_step, log_tail, outcomes
@@ -41,6 +41,15 @@ class Workers(Protocol):
 
     def release(self) -> None:
         """The gang is gone and recorded: forget it."""
+        ...
+
+
+@runtime_checkable
+class TakenWorkers(Protocol):
+    """Workers that a cluster may take away."""
+
+    def taken(self) -> bool:
+        """Whether the cluster ended some of the present gang, for reasons of its own."""
         ...
 
 
@@ -117,4 +126,5 @@ class Driver:
             outcomes=outcomes(self._folder, incarnation),
             step=highest_step(self._folder, incarnation) if gone or self.state.phase == "starting" else None,
             log_tail=log_tail(self._folder, incarnation, self.state.placement) if gone else "",
+            taken=gone and isinstance(self._workers, TakenWorkers) and self._workers.taken(),
         )

@@ -48,7 +48,8 @@ class Seen:
     ``gang`` says for each node whether its processes live, None without a gang. ``blocked`` says why the
     wanted placement cannot start yet, empty if it can. ``complete`` is the completion marker, if it was
     written. ``outcomes`` are those of the present incarnation, ``step`` the highest step it reached, None
-    before its first; ``log_tail`` the last lines it printed.
+    before its first; ``log_tail`` the last lines it printed. ``taken``: the cluster took workers away
+    (evicted, out of devices, a node lost), so that an end without progress says nothing about the script.
     """
 
     now_unix_s: float
@@ -60,6 +61,7 @@ class Seen:
     outcomes: tuple[Outcome, ...] = ()
     step: int | None = None
     log_tail: str = ""
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,7 @@ def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         counted_unix_s=None,
         downtime_s=max(0.0, seen.now_unix_s - begin),
         best_step=max(state.best_step, seen.step or 0),
-        fruitless_starts=0 if progressed else state.fruitless_starts + (0 if asked else 1),
+        fruitless_starts=0 if progressed else state.fruitless_starts + (0 if asked or seen.taken else 1),
     )
     if seen.complete is not None:
         answer = _end(state, seen, "done", "training is complete", outcome=seen.complete)
@@ -213,7 +215,8 @@ def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     elif state.fruitless_starts >= timing.max_fruitless_starts:
         answer = _gave_up(state, seen)
     else:
-        waits_s = 0.0 if asked else min(timing.backoff_s * 2**state.fruitless_starts, timing.max_backoff_s)
+        doublings = max(state.fruitless_starts, 2 if seen.taken else 0)
+        waits_s = 0.0 if asked else min(timing.backoff_s * 2**doublings, timing.max_backoff_s)
         state = replace(state, retry_unix_s=seen.now_unix_s + waits_s)
         answer = Turn(_enter(state, seen, "waiting", "interrupted; resumes from its checkpoint"))
     return replace(answer, events=(exit_event, *answer.events))

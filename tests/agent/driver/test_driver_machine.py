@@ -328,6 +328,23 @@ def test_fruitless_starts_back_off_and_end_the_job_with_the_last_lines(world: Wo
     assert "no space left on device" in world.state.outcome.traceback
 
 
+def test_workers_that_the_cluster_takes_away_start_again_without_end(world: World) -> None:
+    @dataclass
+    class Taken(Gang):
+        def taken(self) -> bool:
+            return True
+
+    world.gang = Taken()
+    world.driver = world.new_driver(DriverState())
+    world.give(a=1)
+    for _ in range(3 * TIMING.max_fruitless_starts):
+        world.gang.die()
+        world.tick()
+        assert (world.state.phase, world.state.fruitless_starts) == ("waiting", 0)
+        world.tick(TIMING.max_backoff_s)
+    assert world.state.phase == "starting"
+
+
 def test_progress_forgives_earlier_fruitless_starts(world: World) -> None:
     world.give(a=1)
     for step in range(1, 12):

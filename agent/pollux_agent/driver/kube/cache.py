@@ -10,7 +10,7 @@ from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
 
 logger = logging.getLogger(__name__)
 
-_WATCH_S = 240.0
+_WATCH_S = 60.0
 _PAUSE_S = 1.0
 _MAX_PAUSE_S = 15.0
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pollux_agent.protocol import Allocation, JobSpec, Placement
 
 FIRST_PAUSE_S = 60.0
+EMPTY_PAUSE_S = 10.0
+"""Before the first new try of a job that has nothing to fall back to."""
 MAX_PAUSE_S = 600.0
 
 
@@ -41,13 +43,14 @@ def narrow(
     GPUs outside the allocation may be another job's by now, so they are never fallen back to.
     """
     again = before is not None and before.decision == allocation.decision
-    pause_s = min(2 * before.pause_s, MAX_PAUSE_S) if again and before else FIRST_PAUSE_S
     kept = {
         key: min(gpus, worked[key]) for key, gpus in allocation.placement.items() if worked.get(key, 0) > 0
     }
     enough = spec.min_gpus <= sum(kept.values()) < allocation.num_gpus and not (
         again and before and dict(before.placement) == kept and not before.over
     )
+    first_s = FIRST_PAUSE_S if enough else EMPTY_PAUSE_S
+    pause_s = min(2 * before.pause_s, MAX_PAUSE_S) if again and before else first_s
     return Narrowed(
         decision=allocation.decision,
         placement=kept if enough else {},

@@ -48,6 +48,14 @@ def pod_trouble(
     return None
 
 
+def was_taken(pod: Json) -> bool:
+    """Whether its node ended a pod or would not have it (evicted, no device left), or somebody deletes it."""
+    status = pod.get("status") or {}
+    return bool(pod["metadata"].get("deletionTimestamp")) or (
+        status.get("phase") == "Failed" and bool(status.get("reason"))
+    )
+
+
 def end_note(pod: Json) -> str:
     """How a pod ended where its own output does not tell: evicted, out of memory, killed; else empty."""
     status = pod.get("status") or {}

@@ -16,7 +16,7 @@ from pollux_agent.driver.kube.documents import (
 )
 from pollux_agent.driver.kube.logs import LogFollower
 from pollux_agent.driver.kube.manifest import Gang, worker_pod
-from pollux_agent.driver.kube.trouble import Trouble, end_note, pod_trouble
+from pollux_agent.driver.kube.trouble import Trouble, end_note, pod_trouble, was_taken
 from pollux_agent.driver.machine import Start
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobFolder, Placement
@@ -40,6 +40,7 @@ class _Worker:
     created_s: float
     log: LogFollower
     noted: bool = False
+    taken: bool = False
     asked_grace_s: float | None = None
     asked_s: float = 0.0
 
@@ -100,6 +101,16 @@ class KubeWorkers:
             for rank, key in enumerate(self._gang.keys)
         }
 
+    def taken(self) -> bool:
+        """A pod that vanished without being asked to, or ended for a reason of its node, was taken."""
+        for worker in self._workers.values():
+            if worker.asked_grace_s is not None:
+                continue
+            pod = self.cache.pods().get(worker.name)
+            gone = self.cache.is_gone(worker.name, worker.uid, worker.created_s)
+            worker.taken = worker.taken or gone or (pod is not None and was_taken(pod))
+        return any(worker.taken for worker in self._workers.values())
+
     def release(self) -> None:
         for worker in self._workers.values():
             worker.log.close(_LOG_WAIT_S)
@@ -112,6 +123,7 @@ class KubeWorkers:
     def tend(self) -> None:
         """Do what is due: create pods that can be by now, end leftovers, forget pods on lost nodes."""
         self._create_due()
+        self.taken()
         for worker in self._workers.values():
             self._note_end(worker)
             if self._ending:

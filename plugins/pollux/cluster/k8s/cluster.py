@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -39,6 +40,8 @@ _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=
 _DRIVERS = f"{doc.ROLE}={doc.DRIVER_ROLE}"
 _WORKERS = f"{doc.ROLE}={doc.WORKER_ROLE}"
 _MAX_VIEW_AGE_S = 1.0
+_TELLERS = 3
+"""Threads that write events, so that nothing waits for them but the end of the lease."""
 _ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
 _SEEN_AGAIN_S = 5.0
 
@@ -66,6 +69,7 @@ class KubeCluster:
         self._lease = SchedulingLease(api, settings.lease_in)
         self._submitter = Submitter(api, settings, namespace, user_pod, mlflow_tracking_uri)
         self._leased = False
+        self._tellers: ThreadPoolExecutor | None = None
         self._given_out: tuple[int, float] | None = None
         self._view: tuple[ClusterView, float] | None = None
         self._drivers: dict[str, Json] = {}
@@ -80,9 +84,10 @@ class KubeCluster:
             held.__enter__()
         self._leased, self._view, self._given_out = True, None, None
         try:
-            yield
+            with ThreadPoolExecutor(_TELLERS, "pollux-events") as self._tellers:
+                yield
         finally:
-            self._leased, self._view = False, None
+            self._leased, self._view, self._tellers = False, None, None
             held.__exit__(None, None, None)
 
     def next_decision(self) -> int:
@@ -128,7 +133,10 @@ class KubeCluster:
         self._check_placement(allocation.placement)
         before = jobs.job_of(pod, now_unix_s=self.api.server_unix_s).allocation.placement
         patched = self._patch(pod, job_id, expected, allocation)
-        events.tell(self.api, pod, before, allocation)
+        if self._tellers is not None:
+            self._tellers.submit(events.tell, self.api, pod, before, allocation)
+        else:
+            events.tell(self.api, pod, before, allocation)
         self._remember(job_id, patched, allocation)
 
     def set_run(self, job_id: str, run_id: str) -> None:
