@@ -48,7 +48,7 @@ def report(
         kept = read_kept(out / "simulations")
         cases = {case.name: case for section in shown for case in section.cases}
         left = [case for name, case in cases.items() if name not in kept]
-        results = kept | run_cases(folder, left, out / "simulations", jobs)
+        results = {**kept, **run_cases(folder, left, out / "simulations", jobs)}
         page = write_report(out, shown, results, title=f"Pollux on {', '.join(names)}")
     except (PolluxError, OSError) as error:
         typer.echo(f"pollux report: {error}", err=True)
