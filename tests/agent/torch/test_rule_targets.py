@@ -102,10 +102,10 @@ def language_loss(monkeypatch: pytest.MonkeyPatch, scale: int, epochs: float) ->
 def test_the_language_model_with_the_square_root_is_as_good_after_the_same_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At 4 and 16 times M0, with a fraction of the updates, at most 0.1 nats a byte above M0's loss."""
+    """At 4 and 16 times M0, with a fraction of the updates, at most 0.15 nats a byte above M0's loss."""
     at_m0, updates = language_loss(monkeypatch, 1, 0.5)
     assert at_m0 < 2.5
     for scale, share in ((4, 0.5), (16, 0.2)):
         larger, fewer = language_loss(monkeypatch, scale, 0.5)
-        assert larger <= at_m0 + 0.1, scale
+        assert larger <= at_m0 + 0.15, scale
         assert fewer < share * updates, scale
