@@ -85,8 +85,8 @@ class GoodputModel:
         out even and rounding up would pass the limit. One GPU takes M > M0 only with s >= 1, so that
         gradients can be compared within a step (unless the least m alone is above M0).
         """
-        scalars = isinstance(num_nodes, int) and isinstance(num_replicas, int)
-        if scalars and self._is_quick and not self._is_tight:
+        quick = self._is_quick and not self._is_tight
+        if quick and isinstance(num_nodes, int) and isinstance(num_replicas, int):
             local, steps, value = search_one(self._problem(num_nodes, max(num_replicas, 1)))
             if value > 0 and num_replicas > 0:
                 return BestConfig(
