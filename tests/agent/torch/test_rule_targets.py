@@ -70,6 +70,7 @@ def digits_accuracy(monkeypatch: pytest.MonkeyPatch, scale: int, epochs: float) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_digits_with_adascale_are_as_good_after_the_same_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 4 and 16 times M0, with a fraction of the updates, at most 0.03 below M0's validation accuracy."""
     at_m0, updates = digits_accuracy(monkeypatch, 1, 4)
@@ -99,6 +100,7 @@ def language_loss(monkeypatch: pytest.MonkeyPatch, scale: int, epochs: float) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_language_model_with_the_square_root_is_as_good_after_the_same_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
