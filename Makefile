@@ -9,7 +9,7 @@ UP_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-kube check chart images format up down clean distclean
+.PHONY: help setup api peers demo test test-kube check chart images format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -55,6 +55,9 @@ images:  ## build the images in docker/, or try their recipes where no container
 format: setup  ## let ruff format the code and sort the imports
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+api: setup  ## the API reference, from the docstrings, into build/api
+	@exec $(BIN)/python .ci/api build/api
 
 up: setup  ## start Airflow, MLflow and the local cluster, and keep them running; ports: UP_ARGS="--airflow-port 8080"
 	@exec $(BIN)/pollux stack up --state "$(STATE)/stack" --detach $(UP_ARGS)

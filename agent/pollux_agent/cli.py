@@ -1,5 +1,8 @@
 """The ``pollux-agent`` command; each subcommand imports what it needs only when it runs."""
 
+import os
+import time
+
 import typer
 
 from pollux_agent.bench import bench
@@ -32,14 +35,17 @@ def launch() -> None:
     from pollux_agent.lifeline import die_with_parent
     from pollux_agent.protocol import JobSpec, decode
     from pollux_agent.settings import worker_settings
+    from pollux_agent.torch.warm import check_settings, prepare_environment, warm_up
 
     try:
+        os.environ["POLLUX_LAUNCHED_UNIX_S"] = str(time.time())
         settings = worker_settings()
         die_with_parent(settings.parent_pid if settings else None)
-        from pollux_agent.torch.launcher import check_settings
+        checked = check_settings(settings)
+        prepare_environment(checked)
+        warm_up()
         from pollux_agent.torch.launcher import launch as run_workers
 
-        checked = check_settings(settings)
         spec = decode(JobSpec, checked.folder.spec.read_bytes())
     except (PolluxAgentError, OSError) as error:
         typer.echo(f"pollux-agent launch: {error}", err=True)

@@ -20,7 +20,8 @@ class WorkerSettings:
 
     ``slot_share`` is the fraction of a core that one slot is, set only where the agent itself must keep
     to it; ``signal_unix_s`` is when the previous incarnation was asked to stop; ``parent_pid`` is the process
-    without which this one may not go on, ``cpu_group`` the file by which workers enter their CPU quota.
+    without which this one may not go on, ``cpu_group`` the file by which workers enter their CPU quota;
+    ``launched_unix_s`` is when the launcher began.
     """
 
     job_id: str
@@ -41,6 +42,7 @@ class WorkerSettings:
     mlflow_run_id: str = ""
     parent_pid: int | None = None
     cpu_group: Path | None = None
+    launched_unix_s: float | None = None
 
     @property
     def folder(self) -> JobFolder:

@@ -108,7 +108,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    return "pollux_agent.torch.worker" in process.cmdline()
+    return process.name() == "pollux-worker"
 
 
 def service(stack: Any, name: str) -> tuple[ProcessId, int]:

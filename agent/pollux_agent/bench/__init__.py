@@ -13,4 +13,6 @@ bench = typer.Typer(
 from pollux_agent.bench import efficiency as efficiency  # noqa: E402
 from pollux_agent.bench import fit as fit  # noqa: E402
 from pollux_agent.bench import overhead as overhead  # noqa: E402
+from pollux_agent.bench import reporting as reporting  # noqa: E402
+from pollux_agent.bench import restart as restart  # noqa: E402
 from pollux_agent.bench import tune as tune  # noqa: E402

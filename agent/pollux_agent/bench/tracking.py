@@ -4,13 +4,14 @@ It stands for a server on another machine: it takes next to no CPU time from wha
 """
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Mood = Literal["well", "slow", "busy", "broken", "silent"]
 """slow: answers after seconds; busy: 429; broken: 500; silent: takes the call and never answers."""
@@ -97,3 +98,21 @@ def tracking_server() -> Iterator[Tracking]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def main(mood: Mood) -> None:
+    """Serve on standard input and output: ``well`` changes the mood, ``points`` lists what arrived."""
+    with tracking_server() as tracking:
+        tracking.mood = mood
+        print(tracking.url, flush=True)  # noqa: T201 - the protocol
+        for line in sys.stdin:
+            if line.strip() == "points":
+                lines = [f"{name} {step}\n" for name, step, _ in tracking.points]
+                print("".join(lines), flush=True)  # noqa: T201 - the protocol; an empty line is the end
+            else:
+                tracking.mood = "well"
+                print("well", flush=True)  # noqa: T201 - the protocol
+
+
+if __name__ == "__main__":
+    main(cast(Mood, sys.argv[1]))

@@ -85,7 +85,8 @@ class GoodputModel:
         out even and rounding up would pass the limit. One GPU takes M > M0 only with s >= 1, so that
         gradients can be compared within a step (unless the least m alone is above M0).
         """
-        if isinstance(num_nodes, int) and isinstance(num_replicas, int) and self._is_quick:
+        quick = self._is_quick and not self._is_tight
+        if quick and isinstance(num_nodes, int) and isinstance(num_replicas, int):
             local, steps, value = search_one(self._problem(num_nodes, max(num_replicas, 1)))
             if value > 0 and num_replicas > 0:
                 return BestConfig(
@@ -116,6 +117,11 @@ class GoodputModel:
         """Whether the batch is tuned and the paper's equations hold, so that the search can use them."""
         return self.adaptive and isinstance(self.params, ThroughputParams) and self.is_fitted
 
+    @property
+    def _is_tight(self) -> bool:
+        """Whether M0 rounded up to whole splits can pass the limit, so that rounding down may be better."""
+        return self.limits.max_batch_size < 2 * self.limits.initial_batch_size
+
     def _problem(self, nodes: ArrayLike, replicas: ArrayLike) -> Problem:
         """What :mod:`pollux_agent.model.search` asks: columns for arrays of placements, numbers for one."""
         params, limits = self.params, self.limits
@@ -145,14 +151,15 @@ def best_of_jobs(models: Sequence[GoodputModel], num_nodes: ArrayLike, num_repli
     spans, counts, inverse = _distinct(models, nodes.ravel(), replicas.ravel())
     local, steps, value = _tuned_splits(models, spans, counts)
     for row, model in enumerate(models):
-        if np.all(value[row] > 0):
+        if np.all(value[row] > 0) and not model._is_tight:
             continue
         fixed_local, fixed_steps = model._fixed_split(counts)
-        left = np.flatnonzero((value[row] == 0) & (fixed_local > 0))
-        if left.size:
-            local[row, left], steps[row, left] = fixed_local[left], fixed_steps[left]
-            splits = (fixed_local[left], fixed_steps[left])
-            value[row, left] = model.goodput(spans[left], counts[left], *splits)
+        left = np.flatnonzero(((value[row] == 0) | model._is_tight) & (fixed_local > 0))
+        fixed = model.goodput(spans[left], counts[left], fixed_local[left], fixed_steps[left])
+        better = fixed > value[row, left]
+        left = left[better]
+        local[row, left], steps[row, left] = fixed_local[left], fixed_steps[left]
+        value[row, left] = fixed[better]
     shape = (len(models), *nodes.shape)
     return BestConfig(
         goodput=value[:, inverse].reshape(shape),

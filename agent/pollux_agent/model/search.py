@@ -97,7 +97,9 @@ def search_all(problem: Problem) -> tuple[IntArray, IntArray, FloatArray]:
     local, steps, value = _best_local(problem, np.minimum(first + np.arange(CANDIDATES), last), np)
     if np.any(problem.max_local <= FEW_SAMPLES):
         few = _best_steps(problem, np.arange(1.0, FEW_SAMPLES + 1.0), np)
-        local, steps, value = map(np.hstack, zip((local, steps, value), few, strict=True))
+        small = np.where(problem.max_local <= FEW_SAMPLES, few[2], 0.0)
+        local, steps = np.hstack([local, few[0]]), np.hstack([steps, few[1]])
+        value = np.hstack([value, small])
     pick = np.argmax(value, axis=1)
     rows = np.arange(len(pick))
     return local[rows, pick].astype(np.int64), steps[rows, pick].astype(np.int64), value[rows, pick]

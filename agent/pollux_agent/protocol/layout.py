@@ -9,6 +9,7 @@
         outcomes/<incarnation>-<rank>.json  the Outcome of one rank
         checkpoints/                        see pollux_agent.torch.checkpoint
         logged.json                         the last step that each metric was logged at
+        last-stop.json                      when the last stop on request began and ended its save
         complete.json                       completion marker: the Outcome of rank 0, kind done
         logs/<incarnation>-<node>.log       what the workers on that node printed
 """
@@ -42,6 +43,10 @@ class JobFolder:
     @property
     def logged(self) -> Path:
         return self.root / "logged.json"
+
+    @property
+    def last_stop(self) -> Path:
+        return self.root / "last-stop.json"
 
     @property
     def outcomes(self) -> Path:

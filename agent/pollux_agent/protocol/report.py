@@ -25,7 +25,8 @@ class Report:
     samples, None while unknown. ``progress`` and ``target_progress`` count steps of useful progress of
     size M0. ``mean_restart_s`` is the mean time from the stop signal to the first new step, None before
     the first restart; ``first_start_s`` is the time from process start to the first step of the first
-    start.
+    start. ``restart_phases_s`` has the last restart's seconds by phase: wait (for a step boundary), save,
+    stop, start, load, first_step; a phase that nobody saw both ends of is left out.
     """
 
     schema: Literal[1] = 1
@@ -39,6 +40,7 @@ class Report:
     max_batch_size: Annotated[int, Field(ge=1, strict=True)]
     max_local_batch_size: Annotated[int, Field(ge=1, strict=True)]
     max_gpus_seen: NonNegativeInt
+    restart_phases_s: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     restarts: NonNegativeInt = 0
     mean_restart_s: Annotated[float, Field(ge=0)] | None = None
     first_start_s: Annotated[float, Field(ge=0)] | None = None

@@ -9,6 +9,7 @@ from pollux_agent.protocol.outcome import OutcomeKind
 from pollux_agent.records import append_line, write_completion, write_outcome
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.history import History
+from pollux_agent.torch.restarts import Restart
 from pollux_agent.torch.world import World
 
 logger = logging.getLogger(__name__)
@@ -23,10 +24,12 @@ class Journal:
         self._settings, self._world, self._history = settings, world, history
         self._last_step_event_s = float("-inf")
         self._first_step = history.step
+        self.restart = Restart(settings)
 
     def resumed(self) -> None:
         """The history is that of a checkpoint now."""
         self._first_step = self._history.step
+        self.restart.loaded()
 
     @property
     def steps_taken(self) -> int:
@@ -59,6 +62,15 @@ class Journal:
         if now - self._last_step_event_s >= STEP_EVENT_INTERVAL_S:
             self._last_step_event_s = now
             self.event("step", batch_size=batch_size)
+
+    def saved_to_stop(self, saving_unix_s: float) -> None:
+        """Leave word of the save made on request, which began then and is done now."""
+        if self._world.rank != 0:
+            return
+        try:
+            self.restart.stopped(saving_unix_s=saving_unix_s, saved_unix_s=time.time())
+        except OSError as error:
+            logger.warning("how long the stop took is not written down: %s", error)
 
     def outcome(self, kind: OutcomeKind) -> None:
         """How this rank ended; done is also the job's completion marker, written by rank 0."""

@@ -4,7 +4,6 @@ torchrun's store listens on every interface. Here node rank 0 opens the listenin
 rendezvous address alone, and hands it to the store; the other nodes and all workers join as clients.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -18,13 +17,18 @@ from typing import NoReturn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    MultiprocessContext,
+    RunProcsResult,
+    SignalException,
+)
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobSpec
 from pollux_agent.settings import WorkerSettings
-from pollux_agent.torch.network import interface_towards
+from pollux_agent.torch.warm import cool_down
+from pollux_agent.torch.worker import run_forked
 
 _JOIN_TIMEOUT = timedelta(seconds=120)
 _BROKEN_GRACE_S = 5
@@ -45,23 +49,26 @@ def launch(settings: WorkerSettings, spec: JobSpec) -> NoReturn:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    cool_down()
     os._exit(status)  # after an error, threads of torch would keep the process alive
 
 
 def _run_workers(settings: WorkerSettings, spec: JobSpec) -> bool:
-    _prepare_environment(settings)
+    if settings.cpu_group is not None:
+        settings.cpu_group.write_text(str(os.getpid()))
     handler = _Rendezvous(settings)
     agent = _Agent(
         WorkerSpec(
             role="worker",
             local_world_size=settings.placement[settings.node],
             rdzv_handler=handler,
-            entrypoint=sys.executable,
-            args=("-m", "pollux_agent.torch.worker", spec.script, *spec.arguments),
+            entrypoint=run_forked,
+            args=(spec.script, *spec.arguments),
             max_restarts=0,
             monitor_interval=_MONITOR_S,
         ),
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        start_method="forkserver",
         exit_barrier_timeout=settings.grace_s,
         shutdown_timeout=max(1, round(settings.grace_s)),
     )
@@ -75,32 +82,44 @@ def _run_workers(settings: WorkerSettings, spec: JobSpec) -> bool:
     return not result.is_failed()
 
 
-def _prepare_environment(settings: WorkerSettings) -> None:
-    """What the workers inherit: CPU quota, one thread a slot, the one network interface that they may use."""
-    if settings.cpu_group is not None:
-        settings.cpu_group.write_text(str(os.getpid()))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["POLLUX_PARENT_PID"] = str(os.getpid())
-    interface = interface_towards(settings.rendezvous.rpartition(":")[0])
-    for library in ("GLOO", "NCCL", "TP"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
-    logging.disable(logging.ERROR)
-
-
 class _Agent(LocalElasticAgent):
-    """torch's agent, but when a worker dies its peers get seconds, not half a minute."""
+    """torch's agent, but when a worker dies its peers get seconds, and one that just vanished is noticed."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         pids: dict[int, int] = super()._start_workers(worker_group)
         context = self._pcontext
-        if context is not None:
-            close = context.close
-
-            def close_soon(death_sig: signal.Signals | None = None, timeout: int = _BROKEN_GRACE_S) -> None:
-                close(death_sig, timeout)
-
-            context.close = close_soon  # type: ignore[method-assign]
+        if isinstance(context, MultiprocessContext):
+            _end_soon(context)
         return pids
+
+
+def _end_soon(context: MultiprocessContext) -> None:
+    """Replace how ``context`` waits: a failure ends all within seconds, and a silent end is an end.
+
+    torch waits half a minute for the peers of a worker that died, and for ever for one that gave no answer.
+    Ours give none: see :func:`pollux_agent.torch.worker.run_forked`.
+    """
+    processes = context._pc
+    assert processes is not None
+    join, poll, close = processes.join, context._poll, context.close
+
+    def join_soon(timeout: float | None = None, grace_period: float | None = _BROKEN_GRACE_S) -> bool:
+        return bool(join(timeout, grace_period))
+
+    def poll_or_gone() -> RunProcsResult | None:
+        result: RunProcsResult | None = poll()
+        if result is None and not processes.sentinels:
+            result = poll()
+            answers = dict.fromkeys(range(context.nprocs))
+            return result or RunProcsResult(answers, {}, context.stdouts, context.stderrs)
+        return result
+
+    def close_soon(death_sig: signal.Signals | None = None, timeout: int = _BROKEN_GRACE_S) -> None:
+        close(death_sig, timeout)
+
+    processes.join = join_soon
+    context._poll = poll_or_gone  # type: ignore[method-assign]
+    context.close = close_soon  # type: ignore[method-assign]
 
 
 class _Rendezvous(RendezvousHandler):
@@ -168,20 +187,3 @@ class _Rendezvous(RendezvousHandler):
                 wait_for_workers=False,
                 master_listen_fd=listener.detach(),
             )
-
-
-def check_settings(settings: WorkerSettings | None) -> WorkerSettings:
-    """The settings, if they are those of a launcher; raises DocumentError naming the variable."""
-    if settings is None:
-        raise DocumentError(
-            "POLLUX_JOB_ID: not set; the launcher is started by a driver, see ARCHITECTURE.md"
-        )
-    if settings.node not in settings.placement:
-        raise DocumentError(
-            f"POLLUX_NODE: {settings.node!r} is not in POLLUX_PLACEMENT {dict(settings.placement)}; "
-            "name one of its nodes"
-        )
-    address, _, port = settings.rendezvous.rpartition(":")
-    if not address or not port.isdigit():
-        raise DocumentError(f"POLLUX_RENDEZVOUS: no address:port (got {settings.rendezvous!r})")
-    return settings

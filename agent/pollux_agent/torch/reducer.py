@@ -24,13 +24,14 @@ See = Callable[[int, Tensor], None]
 
 @dataclass(slots=True)
 class _Bucket:
-    """``views`` are the places of ``params`` in ``flat``; ``wire`` is ``flat``, and the tail if it has it."""
+    """``views`` are ``params`` in ``flat``, at the addresses ``places``; ``wire``: ``flat`` and any tail."""
 
     numbers: list[int]
     params: list[Tensor]
     flat: Tensor
     wire: Tensor
     views: list[Tensor]
+    places: list[int]
     used: list[bool]
     filled: bool = False
     waiting: int = 0
@@ -93,13 +94,20 @@ class GradientReducer:
         return len(self._buckets) == 1
 
     def reset(self) -> None:
-        """Forget what was summed; a ``.grad`` that is a place in a bucket goes with it."""
+        """Forget what was summed; a ``.grad`` that is a place in a bucket goes with it.
+
+        ``model.to`` and its like, called since, have given such a place memory of its own.
+        """
         for bucket in self._buckets:
             bucket.filled = False
             bucket.used = [False] * len(bucket.numbers)
-            for param, view in zip(bucket.params, bucket.views, strict=True):
+            moved = False
+            for param, view, place in zip(bucket.params, bucket.views, bucket.places, strict=True):
                 if param.grad is view:
                     param.grad = None
+                    moved = moved or view.data_ptr() != place
+            if moved:
+                bucket.views = views_of(bucket.flat, bucket.params)
         self._works.clear()
 
     def add(self, weight: float, see: See | None = None) -> None:
@@ -232,11 +240,13 @@ def _bucket(params: Sequence[Tensor], numbers: list[int], tail_size: int) -> _Bu
     tail_size = tail_size if own[0].dtype in (torch.float32, torch.float64) else 0
     wire = torch.zeros(size + tail_size, dtype=own[0].dtype, device=own[0].device)
     flat = wire[:size]
+    views = views_of(flat, own)
     return _Bucket(
         numbers=numbers,
         params=own,
         flat=flat,
         wire=wire,
-        views=views_of(flat, own),
+        views=views,
+        places=[view.data_ptr() for view in views],
         used=[False] * len(own),
     )

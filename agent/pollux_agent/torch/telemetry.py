@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pollux_agent.model.throughput import ThroughputParams
@@ -44,6 +44,7 @@ class JobState:
     lr_factor: float
     target_progress: float | None
     fits: Mapping[str, ThroughputParams]
+    restart_phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Telemetry:
@@ -120,6 +121,7 @@ class Telemetry:
             }
         if state.noise_scale is not None:
             figures["pgns"] = state.noise_scale
+        figures |= {f"restart_{name}_s": seconds for name, seconds in state.restart_phases_s.items()}
         self.log(figures)
         self._history.reports += 1
         if self._settings is not None:
@@ -153,6 +155,7 @@ class Telemetry:
             max_batch_size=history.batch_size_limit(limits),
             max_local_batch_size=limits.max_local_batch_size,
             max_gpus_seen=history.max_gpus_seen,
+            restart_phases_s=dict(state.restart_phases_s),
             restarts=history.restarts,
             mean_restart_s=history.mean_restart_s,
             first_start_s=history.first_start_s,

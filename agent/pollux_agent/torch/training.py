@@ -158,7 +158,9 @@ class Training:
 
     def stop(self) -> None:
         """Checkpoint, say so, and end this process; alone with the status that a shell has for SIGTERM."""
+        saving_unix_s = time.time()
         self.checkpoint()
+        self._parts.journal.saved_to_stop(saving_unix_s)
         self._parts.journal.event("stop", batch_size=self.plan.batch_size)
         self._parts.journal.outcome("interrupted")
         if self._parts.world.rank == 0:
@@ -226,10 +228,12 @@ class Training:
         """The first step of this incarnation: what the start cost."""
         self._began = True
         self._history.max_gpus_seen = max(self._history.max_gpus_seen, self._parts.world.size)
-        if not self._resumed:
-            self._history.first_start_s = process_age_s()
-            return
         settings = self._parts.settings
+        if not self._resumed:
+            launched = settings.launched_unix_s if settings is not None else None
+            self._history.first_start_s = process_age_s() if launched is None else time.time() - launched
+            return
+        self._parts.journal.restart.first_step()
         signalled = settings.signal_unix_s if settings is not None else None
         self._history.count_restart(None if signalled is None else time.time() - signalled)
 
@@ -289,6 +293,7 @@ class Training:
                 lr_factor=self._lr_factor,
                 target_progress=self.target,
                 fits=parts.trained.fits,
+                restart_phases_s=parts.journal.restart.phases_s,
             )
         )
         if self._history.reports % PROFILE_EVERY_REPORTS == 0:

@@ -1,11 +1,14 @@
 """The worker: runs the training script as ``python SCRIPT ARGS...`` would, and records how its rank ended.
 
-Started by the launcher, once a rank: ``python -m pollux_agent.torch.worker SCRIPT ARGS...``.
+Started by the launcher, once a rank: forked by :func:`run_forked`, or as a process of its own with
+``python -m pollux_agent.torch.worker SCRIPT ARGS...``.
 """
 
+import multiprocessing
 import os
 import re
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -13,14 +16,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import torch.distributed as dist
 
 from pollux_agent.errors import DocumentError, PolluxAgentError, ScriptError
-from pollux_agent.lifeline import die_with_parent
+from pollux_agent.lifeline import die_with_parent, name_process
 from pollux_agent.protocol import Outcome
 from pollux_agent.protocol.outcome import OutcomeKind
 from pollux_agent.records import write_outcome
 from pollux_agent.settings import WorkerSettings, worker_settings
+
+PROCESS_NAME = "pollux-worker"
+"""What process lists call a worker."""
 
 _MAX_TRACEBACK_CHARS = 20_000
 _MAX_ERROR_CHARS = 1_000
@@ -36,7 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     settings = worker_settings()
     if settings is None:
         raise DocumentError("POLLUX_JOB_ID: not set; a worker is started by the launcher")
-    die_with_parent(settings.parent_pid)
     rank = int(os.environ["RANK"])
     kind: OutcomeKind = "failed"
     try:
@@ -144,5 +150,27 @@ def _readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def run_forked(*arguments: str) -> None:
+    """Run a script in a process that was forked from one with everything loaded, as if it had begun afresh.
+
+    It joins its CPU quota only now, ends with the process that it was forked from (which ends with the
+    launcher), and has random numbers of its own. Ends with SystemExit, since torch would have a worker that
+    returns wait for its peers, also where the launcher waits for its end.
+    """
+    die_with_parent(os.getppid())
+    name_process(PROCESS_NAME)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    launcher = multiprocessing.parent_process()
+    if launcher is not None and not launcher.is_alive():
+        os._exit(1)
+    settings = worker_settings()
+    if settings is not None and settings.cpu_group is not None:
+        settings.cpu_group.write_text(str(os.getpid()))
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+    np.random.seed()
+    raise SystemExit(main(arguments) or None)
+
+
 if __name__ == "__main__":
+    die_with_parent(int(os.environ.get("POLLUX_PARENT_PID") or os.getppid()))
     sys.exit(main(sys.argv[1:]))

@@ -221,6 +221,23 @@ def test_parameters_that_only_some_samples_use_are_trained_the_same_on_any_split
         assert never_has_no_gradient
 
 
+def moved(local: int, move: bool) -> list[float]:
+    """Train on a model that is taken elsewhere and back between steps, as an evaluation may do."""
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job = ElasticJob(model, optimizer, Line(), batch_size=8, max_batch_size=8, max_local_batch_size=local)
+    if move:
+        job.on_step(lambda: model.double().float() and None)
+    plain_pass(job, optimizer)
+    return weights(model)
+
+
+def test_a_model_that_is_moved_between_steps_trains_on() -> None:
+    (want,), *rest = each(1, moved, (8, False), (8, True), (2, True))
+    for got in chain.from_iterable(rest + each(2, moved, (4, True), (2, True))):
+        assert got == pytest.approx(want, abs=1e-6)
+
+
 def compiled(backend: str, local: int) -> list[float]:
     model = two_layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

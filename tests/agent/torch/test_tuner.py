@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from pollux_agent.model.fit import Observation
+from pollux_agent.model.fit import Observation, PaperThroughput
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.torch.profile import KEPT_TIMES, WARM_UP_STEPS, Pace, Profile, StepTimer
@@ -207,6 +207,20 @@ def test_a_noisy_but_stationary_profile_leaves_the_batch_alone(num_replicas: int
         plans.append(plan)
     assert plans[-1].batch_size > AT_M0.batch_size
     assert len(set(plans[10:])) == 1
+
+
+def test_the_papers_model_given_as_the_users_chooses_as_the_built_in_one() -> None:
+    profile = Profile()
+    for local in (8, 16, 32):
+        profile.record((1, 2, local), accum_s=[0.1 + 0.001 * local], optim_s=0.3 + 0.001 * local)
+    given = Tuner(LIMITS, adaptive=True, num_nodes=1, num_replicas=2, throughput=PaperThroughput())
+    built_in = tuner(2, fitted=False)
+    plans = []
+    for choosing in (given, built_in):
+        choosing.refit(profile)
+        plans.append(choosing.choose(5000.0, AT_M0, largest_batch_size=1024))
+    assert plans[0] == plans[1] != AT_M0
+    assert given.model == built_in.params
 
 
 class Broken:

@@ -117,7 +117,7 @@ class Service:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def workers(self) -> list[psutil.Process]:
-        return [process for process in self.processes() if "pollux_agent.torch.worker" in _words(process)]
+        return [process for process in self.processes() if _name(process) == "pollux-worker"]
 
     def script(self, name: str, text: str) -> str:
         (self.state / name).write_text(text)
@@ -173,11 +173,11 @@ class Service:
             return False
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _name(process: psutil.Process) -> str:
     try:
-        return process.cmdline()
+        return process.name()
     except psutil.Error:
-        return []
+        return ""
 
 
 def kill(process: psutil.Process) -> None:
