@@ -25,7 +25,7 @@ def run_tool(
     home = os.environ["AIRFLOW_HOME"]
     environ = {"PATH": os.defpath, "HOME": home, "KUBECONFIG": str(kubeconfig or Path(home) / "none")}
     found = subprocess.run(
-        [str(TOOLS / tool), *arguments], env=environ, input=stdin, capture_output=True, text=True, timeout=240
+        [str(TOOLS / tool), *arguments], env=environ, input=stdin, capture_output=True, text=True, timeout=420
     )
     if check:
         assert found.returncode == 0, f"{tool} {arguments}: {found.stdout}\n{found.stderr}"

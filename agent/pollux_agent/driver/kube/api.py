@@ -212,16 +212,21 @@ def open_api(kubeconfig: Path | None = None, context: str = "") -> KubeApi:
     """The API that ``kubeconfig`` leads to; without one, from inside a pod its own cluster's, else the
     user's kubeconfig. Raises KubeError where there is none.
     """
+    configuration = kube_client.Configuration()
     try:
         if kubeconfig is None and _SERVICE_ACCOUNT.exists():
-            configuration = kube_client.Configuration()
             kube_config.load_incluster_config(client_configuration=configuration)
-            return KubeApi(kube_client.ApiClient(configuration))
-        path = str(kubeconfig) if kubeconfig is not None else None
-        return KubeApi(kube_config.new_client_from_config(config_file=path, context=context or None))
+        else:
+            kube_config.load_kube_config(
+                config_file=None if kubeconfig is None else str(kubeconfig),
+                context=context or None,
+                client_configuration=configuration,
+            )
     except (kube_config.ConfigException, OSError) as error:
         where = kubeconfig or "the default places"
         raise KubeError(f"no way to a cluster in {where}: {error}; name a kubeconfig") from None
+    configuration.retries = 0  # KubeApi tries again itself, where that does nothing twice
+    return KubeApi(kube_client.ApiClient(configuration))
 
 
 def pod_path(namespace: str, name: str = "", part: str = "") -> str:

@@ -84,7 +84,7 @@ class LogFollower:
     def _take(self, line: bytes) -> None:
         stamp, _, text = line.partition(b" ")
         when = stamp.decode(errors="replace")
-        if when <= self._last:
+        if when <= self._last or not when[:1].isdigit():  # the kubelet's own complaints carry no time
             return
         self._last = when
         self._write(text[:_MAX_LINE_BYTES])

@@ -1,0 +1,113 @@
+"""A steady training that a test drives by hand, as a scheduler would, and pods of somebody else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from kube_nodes import GPU, TOP, TestKube, awaited
+
+from pollux.cluster.base import ClusterJob, JobIdentity
+from pollux.cluster.k8s import KubeCluster
+from pollux.errors import UnknownJob
+from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube.api import pod_path
+from pollux_agent.protocol import Allocation, JobSpec, encode
+
+STEADY = TOP / "tests/e2e/steady_training.py"
+LEASE = timedelta(seconds=30)
+
+
+class SteadyJob:
+    """One steady training, driven by hand as a scheduler would."""
+
+    def __init__(self, cluster: KubeCluster, space: str, **fields: Any) -> None:
+        self.cluster = cluster
+        self.space = space
+        self.id = f"job-{uuid4().hex[:8]}"
+        self.spec = JobSpec(
+            **{
+                "name": "steady",
+                "script": str(STEADY),
+                "kind": "strong_scaling",
+                "scaling_rule": "none",
+                "initial_batch_size": 8,
+                "max_local_batch_size": 8,
+                "max_gpus": 8,
+            }
+            | fields
+        )
+        self.submit()
+
+    def submit(self) -> ClusterJob:
+        identity = JobIdentity(deployment="airflow", dag_id="train", run_id=self.id, task_id="train")
+        return self.cluster.submit(self.id, identity=identity, spec=self.spec, run_id=None)
+
+    @property
+    def now(self) -> ClusterJob:
+        return self.cluster.job(self.id)
+
+    def give(self, placement: dict[str, int]) -> int:
+        with self.cluster.lease("test", LEASE):
+            number = self.cluster.next_decision()
+            self.cluster.observe()
+            self.cluster.patch_allocation(
+                self.id,
+                expected=self.now.allocation.decision,
+                allocation=Allocation(decision=number, placement=placement, gpu_type="gpu", reason="test"),
+            )
+        return number
+
+    def force(self, placement: dict[str, int]) -> int:
+        """Allocate without looking whether the GPUs are there, as if they were taken only just now."""
+        number = self.cluster.next_decision()
+        allocation = Allocation(decision=number, placement=placement, gpu_type="gpu", reason="test")
+        notes = {doc.DECISION: str(number), doc.ALLOCATION: encode(allocation)}
+        self.cluster.api.patch(pod_path(self.space, self.id), {"metadata": {"annotations": notes}})
+        return number
+
+    def runs_on(self, placement: dict[str, int], timeout_s: float = 120.0, above: int = 0) -> ClusterJob:
+        """Until its workers train there, in an incarnation above ``above``."""
+        return awaited(
+            lambda: self.now,
+            lambda job: (
+                job.status.phase == "running"
+                and dict(job.status.held) == placement
+                and job.status.incarnation > above
+            ),
+            timeout_s,
+        )
+
+    def pods(self) -> list[dict[str, Any]]:
+        selector = f"{doc.JOB}={self.id},{doc.ROLE}={doc.WORKER_ROLE}"
+        found = self.cluster.api.items(pod_path(self.space), labelSelector=selector)
+        return [pod for pod in found if not doc.is_terminal(pod)]
+
+    def end(self) -> None:
+        try:
+            self.cluster.stop(self.id, "failed")
+            awaited(lambda: self.now.status.phase, lambda phase: phase in ("ended", "failed", "done"), 60)
+            self.cluster.remove(self.id)
+        except UnknownJob:
+            return
+
+
+@contextmanager
+def tenant(kube: TestKube, space: str, node: str, gpus: int) -> Iterator[None]:
+    """Somebody else's pod that holds GPUs."""
+    name = f"tenant-{uuid4().hex[:8]}"
+    container = {
+        "name": "base",
+        "image": "localhost/busybox:1",
+        "command": ["sleep", "3600"],
+        "resources": {"limits": {GPU: str(gpus)}},
+    }
+    spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    kube.api.create(pod_path(space), {"metadata": {"name": name}, "spec": spec})
+    path = pod_path(space, name)
+    awaited(lambda: kube.api.get(path)["status"].get("phase"), lambda phase: phase == "Running", 60)
+    try:
+        yield
+    finally:
+        kube.api.delete(path, grace_s=0)

@@ -1,0 +1,199 @@
+"""What clusters do to a job, on real nodes: it goes on, or ends with the cause, and no GPU is held twice."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_jobs import SteadyJob, tenant
+from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run
+
+from pollux.cluster.k8s import KubeCluster
+from pollux.errors import ClusterUnavailable, Refused, UnknownJob
+from pollux_agent.driver.kube.api import pod_path
+
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
+
+NODES = {"node-0": 4, "node-1": 4}
+NAMESPACE = "faults"
+Start = Callable[..., SteadyJob]
+
+
+@pytest.fixture(scope="module")
+def space(kube: TestKube) -> str:
+    for name, gpus in NODES.items():
+        kube.node_up(name, gpus)
+    return kube.namespace(NAMESPACE)
+
+
+@pytest.fixture
+def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
+    settings = kube.settings(space, tmp_path / "jobs", place_wait_s=12.0, lost_after_s=3.0)
+    started: list[SteadyJob] = []
+
+    def start(pod: dict[str, Any] | None = None, **fields: Any) -> SteadyJob:
+        cluster = KubeCluster(
+            kube.api, settings, namespace=space, user_pod=lambda: pod if pod is not None else host_pod()
+        )
+        started.append(SteadyJob(cluster, space, **fields))
+        return started[-1]
+
+    yield start
+    for job in started:
+        job.end()
+
+
+def test_an_evicted_worker_comes_back_from_its_checkpoint(kube: TestKube, start: Start) -> None:
+    job = start()
+    job.give({"node-0": 1, "node-1": 1})
+    first = job.runs_on({"node-0": 1, "node-1": 1})
+    victim = job.pods()[0]["metadata"]["name"]
+    body = {"metadata": {"name": victim, "namespace": NAMESPACE}, "kind": "Eviction"}
+    for version in ("policy/v1", "policy/v1beta1"):
+        try:
+            kube.api.create(pod_path(NAMESPACE, victim, "eviction"), {"apiVersion": version, **body})
+            break
+        except Exception:
+            continue
+    again = job.runs_on({"node-0": 1, "node-1": 1}, above=first.status.incarnation)
+    assert again.status.outcome is None
+    assert len(job.pods()) == 2
+
+
+@long_run
+def test_gpus_that_a_foreign_pod_took_send_the_job_back_to_what_it_had(kube: TestKube, start: Start) -> None:
+    job = start()
+    job.give({"node-0": 1})
+    job.runs_on({"node-0": 1})
+    with tenant(kube, NAMESPACE, "node-1", 4):
+        with pytest.raises(Refused, match="node-1"):
+            job.give({"node-0": 1, "node-1": 2})
+        number = job.force({"node-0": 1, "node-1": 2})
+        back = awaited(
+            lambda: job.now,
+            lambda now: (
+                now.status.phase == "running"
+                and now.status.acted_decision == number
+                and now.status.incarnation >= 3
+            ),
+            120,
+        )
+        assert dict(back.status.held) == {"node-0": 1}
+        assert "Insufficient nvidia.com/gpu" in back.status.message
+        seen = {node.name: node.gpus for node in job.cluster.observe().nodes}
+        assert seen == {"node-0": 4, "node-1": 0}
+    job.give({"node-0": 1, "node-1": 2})
+    assert "Insufficient" not in job.runs_on({"node-0": 1, "node-1": 2}).status.message
+
+
+def test_a_driver_that_is_deleted_is_made_again_and_the_job_goes_on(start: Start) -> None:
+    job = start()
+    job.give({"node-0": 1})
+    first = job.runs_on({"node-0": 1})
+    job.cluster.remove(job.id)
+
+    def gone() -> bool:
+        try:
+            return job.now is None
+        except UnknownJob:
+            return True
+
+    awaited(gone, timeout_s=60)
+    awaited(lambda: job.cluster.held().get(job.id), lambda held: not held, 60)
+    again = job.submit()
+    assert again.allocation.placement == {}
+    awaited(lambda: job.now.status.incarnation, lambda seen: seen == first.status.incarnation, 60)
+    job.give({"node-1": 1})
+    job.runs_on({"node-1": 1}, above=first.status.incarnation)
+
+
+@long_run
+def test_a_lost_node_is_left_and_what_ran_there_is_forgotten(kube: TestKube, start: Start) -> None:
+    job = start()
+    job.give({"node-1": 1})
+    first = job.runs_on({"node-1": 1})
+    kube.node_down("node-1", crash=True)
+    try:
+        awaited(
+            lambda: {node.name for node in job.cluster.observe().nodes},
+            lambda names: names == {"node-0"},
+            90,
+        )
+        time.sleep(4)  # until it has been silent for lost_after_s
+        job.give({"node-0": 1})
+        job.runs_on({"node-0": 1}, above=first.status.incarnation)
+        assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
+    finally:
+        kube.node_up("node-1", NODES["node-1"])
+
+
+@long_run
+def test_a_driver_without_rights_says_which_and_goes_on_once_it_has_them(
+    kube: TestKube, start: Start
+) -> None:
+    path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/roles/{DRIVER_ACCOUNT}"
+    role = kube.api.get(path)
+    verbs = role["rules"][0]["verbs"]
+    kube.api.patch(
+        path, [{"op": "replace", "path": "/rules/0/verbs", "value": sorted({*verbs} - {"create"})}]
+    )
+    job = start()
+    try:
+        job.give({"node-0": 1})
+        told = awaited(lambda: job.now.status.message, lambda message: "forbidden" in message, 60)
+        assert "cannot create resource" in told
+        assert job.now.status.phase not in ("failed", "ended")
+    finally:
+        kube.api.patch(path, [{"op": "replace", "path": "/rules/0/verbs", "value": verbs}])
+    job.give({"node-0": 1})
+    job.runs_on({"node-0": 1})
+
+
+@long_run
+def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Start) -> None:
+    if kube.state is None:
+        pytest.skip("needs kube: only an API server that the tests started can be stopped")
+    job = start()
+    job.give({"node-0": 1})
+    first = job.runs_on({"node-0": 1})
+    pid = int((kube.state / "run" / "kube-apiserver.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        slow = KubeCluster(kube.api, kube.settings(NAMESPACE, kube.folder), namespace=NAMESPACE)
+        slow.api.read_s = 0.5
+        with pytest.raises(ClusterUnavailable):
+            slow.observe()
+        time.sleep(15)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    after = awaited(lambda: job.now, lambda now: now.status.phase == "running", 60)
+    assert after.status.incarnation == first.status.incarnation
+    job.give({"node-0": 2})
+    job.runs_on({"node-0": 2})
+
+
+@long_run
+def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start) -> None:
+    pod = host_pod()
+    pod["spec"]["containers"][0]["image"] = "localhost/no-such-image:1"
+    job = start(pod)
+    failed = awaited(lambda: job.now, lambda now: now.status.phase == "failed", 60)
+    assert failed.status.final
+    assert "no-such-image" in failed.status.message
+
+
+@long_run
+def test_a_quota_caps_what_is_given(kube: TestKube, start: Start) -> None:
+    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {f"requests.{GPU}": "3"}}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+    kube.api.create(path, quota)
+    try:
+        awaited(lambda: kube.api.get(f"{path}/gpus").get("status", {}).get("used"), bool, 30)
+        job = start()
+        nodes = awaited(job.cluster.observe, lambda view: bool(view.jobs), 30).nodes
+        assert sum(node.gpus for node in nodes) == 3
+    finally:
+        kube.api.delete(f"{path}/gpus")
