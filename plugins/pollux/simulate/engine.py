@@ -9,7 +9,7 @@ from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux.simulate.job import SimulatedJob
-from pollux.simulate.setup import FIXED_SIZE, ClusterSetup, RunSettings
+from pollux.simulate.setup import BLIND, FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
@@ -153,6 +153,7 @@ class Simulation:
             request=request,
             app=app,
             kind=kind,
+            profiled=kind == "adaptive" or self._settings.policy.name in FIXED_SIZE.keys() - BLIND,
             agent=SimulatedAgent(limits, self._known.get(app.name, Knowledge())),
             restart_s=self._cluster.restart_s.get(app.name, self._settings.restart_s),
             batch_size=adaptive_batch if self._kind == "adaptive" else request.batch_size,
@@ -211,7 +212,7 @@ class Simulation:
             restarts=job.restarts,
             restart_s=job.restart_s if job.starts else None,
             max_gpus_seen=agent.max_gpus if adaptive else most,
-            fits=agent.fits if adaptive or self._kind == "rigid" else {},
+            fits=agent.fits,
             noise_scale=agent.noise_scale if adaptive else None,
             progress=job.progress,
             target_progress=float(app.progress[-1]),
