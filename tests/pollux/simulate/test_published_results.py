@@ -13,7 +13,7 @@ from pollux.simulate.reproduce import REFERENCE_FILE, Case, cases
 from pollux.simulate.results import summary
 from pollux.simulate.runner import prepare
 
-pytestmark = pytest.mark.needs("traces")
+pytestmark = [pytest.mark.needs("traces"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def published(traces: Path) -> Mapping[str, Any]:
