@@ -27,7 +27,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The cluster after one decision. ``efficiency`` is the GPU-weighted statistical efficiency."""
+    """The cluster after one decision.
+
+    ``efficiency`` is the statistical efficiency of the jobs that have trained, weighted by their GPUs.
+    """
 
     time_s: float
     gpus: int
@@ -180,13 +183,14 @@ class Simulation:
             self._active[action.job_id].place(dict(action.after), gpu_type, now_s)
         running = [job for job in self._active.values() if job.placement]
         gpus = sum(job.gpus for job in running)
-        useful = sum(job.gpus * job.efficiency for job in running)
+        training = [job for job in running if job.efficiency > 0]
+        useful = sum(job.gpus * job.efficiency for job in training)
         return Round(
             time_s=now_s,
             gpus=gpus,
             running=len(running),
             waiting=len(self._active) - len(running),
-            efficiency=useful / gpus if gpus else 0.0,
+            efficiency=useful / sum(job.gpus for job in training) if training else 0.0,
         )
 
     def _observe(self, job: SimulatedJob, now_s: float) -> Job:
