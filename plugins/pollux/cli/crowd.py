@@ -1,6 +1,6 @@
 """The progress bar over many simulations, which several commands show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def run_cases(
     traces: Path, cases: "Sequence[Case]", folder: Path, jobs: int | None, without: Sequence[str] = ()
-) -> Mapping[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """Simulate the cases behind one bar that counts their jobs; raises as simulate_and_keep does."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

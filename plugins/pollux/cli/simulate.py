@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pollux.simulate.setup import ClusterSetup, RunSettings
 
 DEFAULT_POLICY = "default"
-_PRODUCTS_OWN = "pollux"
 
 
 @app.command()
@@ -65,12 +64,13 @@ def simulate(
     from pollux.simulate.runner import Run, load
     from pollux.simulate.setup import read_setup, run_settings, uniform
     from pollux.simulate.synthetic import synthetic_traces
+    from pollux.snapshot import PolicySettings
 
     try:
         folder = traces or synthetic_traces()
         setup = read_setup(cluster) if cluster else uniform(nodes, gpus_per_node)
         settings = run_settings(
-            policy=_PRODUCTS_OWN if policy == DEFAULT_POLICY else policy,
+            policy=PolicySettings().name if policy == DEFAULT_POLICY else policy,
             avoid_interference=avoid_interference,
             fairness_p=p,
             seed=seed,

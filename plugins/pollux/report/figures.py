@@ -80,6 +80,7 @@ def _bars(axes: "Axes", section: Section, results: Results) -> None:
         bars = axes.bar(at, [value or 0.0 for value in values], width, label=label, color=_colour(number))
         axes.bar_label(bars, fmt="%.2f", fontsize=8)
     axes.set_xticks(np.arange(len(section.values)), section.values)
+    axes.margins(y=0.3)  # room for the legend
     axes.set(xlabel=section.axis, ylabel="mean completion time (h)")
 
 
@@ -111,7 +112,7 @@ def _timeline(axes: "Axes", section: Section, results: Results) -> None:
         axes.step(
             hours, line["gpus"], where="post", color=_colour(number), lw=1.0, label=f"{curve.label}: GPUs"
         )
-        share = np.array(line["efficiency"]) * max(line["gpus"], default=1)
+        share = np.array(line["efficiency"]) * np.array(line["gpus"])
         axes.plot(hours, share, color=_colour(number), lw=0.8, ls=":", label=f"{curve.label}: useful GPUs")
     axes.set(xlabel=section.axis, ylabel="GPUs; dotted: times statistical efficiency")
 

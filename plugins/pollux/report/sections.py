@@ -140,7 +140,7 @@ def sections(traces: Path, names: Sequence[str]) -> list[Section]:
             "timeline",
             "hours",
             {"": here.first_set},
-            {name: {"policy": name} for name in _POLICIES},
+            {name: {"policy": name} for name in _ADAPTIVE},
         ),
         here.section(
             "types",

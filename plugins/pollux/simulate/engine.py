@@ -9,7 +9,7 @@ from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux.simulate.job import SimulatedJob
-from pollux.simulate.setup import FIXED_SIZE, ClusterSetup, RunSettings
+from pollux.simulate.setup import BLIND, FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
@@ -27,7 +27,10 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The cluster after one decision. ``efficiency`` is the GPU-weighted statistical efficiency."""
+    """The cluster after one decision.
+
+    ``efficiency`` is the statistical efficiency of the jobs that have trained, weighted by their GPUs.
+    """
 
     time_s: float
     gpus: int
@@ -153,6 +156,7 @@ class Simulation:
             request=request,
             app=app,
             kind=kind,
+            profiled=kind == "adaptive" or self._settings.policy.name in FIXED_SIZE.keys() - BLIND,
             agent=SimulatedAgent(limits, self._known.get(app.name, Knowledge())),
             restart_s=self._cluster.restart_s.get(app.name, self._settings.restart_s),
             batch_size=adaptive_batch if self._kind == "adaptive" else request.batch_size,
@@ -179,13 +183,14 @@ class Simulation:
             self._active[action.job_id].place(dict(action.after), gpu_type, now_s)
         running = [job for job in self._active.values() if job.placement]
         gpus = sum(job.gpus for job in running)
-        useful = sum(job.gpus * job.efficiency for job in running)
+        training = [job for job in running if job.efficiency > 0]
+        useful = sum(job.gpus * job.efficiency for job in training)
         return Round(
             time_s=now_s,
             gpus=gpus,
             running=len(running),
             waiting=len(self._active) - len(running),
-            efficiency=useful / gpus if gpus else 0.0,
+            efficiency=useful / sum(job.gpus for job in training) if training else 0.0,
         )
 
     def _observe(self, job: SimulatedJob, now_s: float) -> Job:
@@ -211,7 +216,7 @@ class Simulation:
             restarts=job.restarts,
             restart_s=job.restart_s if job.starts else None,
             max_gpus_seen=agent.max_gpus if adaptive else most,
-            fits=agent.fits if adaptive or self._kind == "rigid" else {},
+            fits=agent.fits,
             noise_scale=agent.noise_scale if adaptive else None,
             progress=job.progress,
             target_progress=float(app.progress[-1]),

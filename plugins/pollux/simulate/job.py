@@ -13,12 +13,14 @@ class SimulatedJob:
     """State of one job. Times are seconds since the simulation's start.
 
     ``shape`` are the GPUs per node in the order in which the nodes were picked. A job of kind adaptive has
-    its batch tuned by its agent, any other one trains at ``batch_size``. ``divisor`` slows progress down.
+    its batch tuned by its agent, any other one trains at ``batch_size``. One that is ``profiled`` has its
+    steps measured by its agent. ``divisor`` slows progress down.
     """
 
     request: Request
     app: Application
     kind: JobKind
+    profiled: bool
     agent: SimulatedAgent
     restart_s: float
     batch_size: int
@@ -101,7 +103,7 @@ class SimulatedJob:
         square, variance = app.gradients(self.epoch, batch)
         gain = (variance + square) / (variance / scale + square)
         self.efficiency = gain / scale
-        if self.kind == "adaptive":
+        if self.profiled:
             self.agent.measure_step(self.gpu_type, len(self.shape), self.gpus, self.local_bsz, step_s, sync_s)
             noise = app.initial_batch_size * variance / square if square > 0 else float("inf")
             self.agent.measure_noise(noise)

@@ -1,7 +1,7 @@
 """Simulations kept in a folder, one file each, so that a run of many goes on where it stopped."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def simulate_and_keep(
     processes: int | None,
     news: News,
     without: Sequence[str] = (),
-) -> Mapping[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:
     """Run the cases and keep each as soon as it ends, less the fields ``without``.
 
     Raises TraceError, OSError, and what a policy raises.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,13 +23,18 @@ REFERENCE_FILE = "reference-results.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One simulation of a group; ``reference_s`` is the published mean completion time, None if none is."""
+    """One simulation of a group.
+
+    It is compared with ``reference_s``, the published mean completion time, or with that of ``peer``, another
+    case of ours, or with nothing.
+    """
 
     group: str
     workload: str
     policy: str
     seed: int = 0
     reference_s: float | None = None
+    peer: str = ""
     options: Mapping[str, Any]
     cluster: str = ""
 
@@ -146,15 +151,17 @@ def _policy(policy: str, traces: Path, reference: Mapping[str, Any]) -> Iterator
                     )
     for folder in ("sia-philly", "sia-helios"):
         for path in sorted((traces / "workloads" / folder).glob("workload-*.csv")):
-            known = policy == "sia" and (folder, path.stem) == ("sia-philly", "workload-1")
-            yield Case(
-                group=f"{policy} on {folder}" + (" 1" if known else ""),
+            published = (folder, path.stem) == ("sia-philly", "workload-1")
+            sias = Case(
+                group=f"sia on {folder}" + (" 1" if published else ""),
                 workload=f"{folder}/{path.stem}",
-                policy=policy,
-                reference_s=SIA_AVERAGE_S if known else None,
+                policy="sia",
+                reference_s=SIA_AVERAGE_S if published else None,
                 options={},
                 cluster="sia",
             )
+            ours = replace(sias, group=f"ours on {folder}", policy="ours", reference_s=None, peer=sias.name)
+            yield sias if policy == "sia" else ours
 
 
 def judge(group: str, parts: Sequence[Case], averages: Mapping[str, float]) -> Verdict:
@@ -168,9 +175,10 @@ def judge(group: str, parts: Sequence[Case], averages: Mapping[str, float]) -> V
     ours, published = [], []
     for same in by_workload.values():
         values = [averages[case.name] for case in same if case.name in averages]
-        if values and same[0].reference_s is not None:
+        reference_s = same[0].reference_s or averages.get(same[0].peer)
+        if values and reference_s is not None:
             ours.append(median(values))
-            published.append(same[0].reference_s)
+            published.append(reference_s)
     baseline = group.startswith(("tiresias", "optimus"))
     ratios = [mine / theirs for mine, theirs in zip(ours, published, strict=True)]
     return Verdict(

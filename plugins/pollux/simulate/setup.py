@@ -29,6 +29,9 @@ FIXED_SIZE: Mapping[str, JobKind] = {
 }
 """What the baselines make of a job: its request as it is, or its batch size on any number of GPUs."""
 
+BLIND = frozenset({"tiresias", "fifo", "fifo-fixed", "optimus"})
+"""Policies that read no fits; their simulations leave the fitting out."""
+
 Share = Annotated[float, Field(ge=0, lt=1)]
 AboveZero = Annotated[float, Field(gt=0, le=1e6)]
 RestartS = Annotated[float, Field(ge=0, le=1e6)]

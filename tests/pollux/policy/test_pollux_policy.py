@@ -13,7 +13,7 @@ from pollux.plan import check
 from pollux.policy import decide
 from pollux.policy import pollux as policy
 from pollux.policy.problem import Problem, formulate
-from pollux.snapshot import Decision, Job, JobDecision, PolicySettings, Snapshot
+from pollux.snapshot import Decision, Job, JobDecision, Node, PolicySettings, Snapshot
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import encode
@@ -322,3 +322,16 @@ def test_thirty_jobs_on_64_gpus_take_about_a_second() -> None:
     assert process_time() - start < 3.0
     assert sum(gpus_of(decision).values()) > 50
     check(snapshot, decision)
+
+
+def test_a_row_over_two_types_goes_to_the_one_with_more_of_its_gpus_and_a_tie_to_the_faster() -> None:
+    slow = replace(SCALES_WELL, alpha_grad=0.05, beta_grad=0.01)
+    job = make_job(max_gpus=8, max_gpus_seen=8, fits={"a-slow": slow, "b-fast": SCALES_WELL})
+    nodes = (
+        Node(name="n0", gpus=4, gpu_type="a-slow"),
+        Node(name="n1", gpus=4, gpu_type="b-fast"),
+    )
+    problem = formulate(replace(make_snapshot([job]), nodes=nodes))
+    tie, more = np.array([[[2, 2]], [[3, 2]]])
+    repaired = problem.repair(np.stack([tie, more]), np.zeros((2, 1)))
+    assert repaired.tolist() == [[[0, 2]], [[3, 0]]]

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from pollux.simulate.reproduce import REFERENCE_FILE, Case, cases
 from pollux.simulate.results import summary
 from pollux.simulate.runner import prepare
 
-pytestmark = pytest.mark.needs("traces")
+pytestmark = [pytest.mark.needs("traces"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def published(traces: Path) -> Mapping[str, Any]:
@@ -38,9 +37,8 @@ def test_the_baselines_are_exact_on_every_workload(recorded: Path, policy: str, 
 
 
 def test_the_search_comes_near_the_published_average(recorded: Path) -> None:
-    """Two workloads; single runs of either search vary by a few per cent."""
+    """One workload, where single runs of either search vary by a few per cent."""
     group = [case for case in cases(recorded) if case.group == "pollux load 0.5"]
-    some = [case for case in group if case.workload.endswith(("workload-1", "workload-3"))]
-    ours = fmean(average_s(case, recorded) for case in some)
-    theirs = fmean(case.reference_s for case in some if case.reference_s is not None)
-    assert 0.85 < ours / theirs < 1.06
+    case = next(case for case in group if case.workload.endswith("workload-6"))
+    assert case.reference_s is not None
+    assert 0.9 < average_s(case, recorded) / case.reference_s < 1.06

@@ -92,6 +92,13 @@ def test_one_job_alone_is_not_slowed(policy: Callable[[Callable[[Snapshot], Deci
     assert times[0] == times[1]
 
 
+def test_where_interference_is_avoided_its_price_changes_nothing() -> None:
+    jobs = workload((0.0, "deepspeech2", 4, 160), (0.0, "deepspeech2", 4, 160), (90.0, "bert", 2, 48))
+    free, dear = (run(jobs, "pollux", uniform(3, 2), interference=share) for share in (0.0, 0.5))
+    assert [job.completed_s for job in free.jobs] == [job.completed_s for job in dear.jobs]
+    assert any(job.agent.max_gpus > 2 for job in dear.jobs), "some job spanned nodes"
+
+
 def seen_by(name: str, monkeypatch: pytest.MonkeyPatch, **options: float) -> list[Snapshot]:
     """The snapshots that a policy gets in a small simulation."""
     seen: list[Snapshot] = []

@@ -1,0 +1,68 @@
+"""Our policy: who weighs more, what a restart has to bring, and what it makes of jobs that tell nothing."""
+
+from dataclasses import replace
+
+from snapshot_builder import SCALES_BADLY, SCALES_WELL, make_job, make_snapshot, new_job
+
+from pollux.policy import decide
+from pollux.policy.options import options_of
+from pollux.policy.ours import remaining_s
+from pollux.snapshot import Job, PolicySettings, Snapshot
+
+OURS = PolicySettings(name="ours")
+
+
+def ours(jobs: list[Job], **nodes: int) -> Snapshot:
+    return make_snapshot(jobs, nodes=nodes, policy=OURS)
+
+
+def gpus_of(snapshot: Snapshot) -> dict[str, int]:
+    return {name: sum(answer.placement.values()) for name, answer in decide(snapshot).jobs.items()}
+
+
+def test_a_job_with_little_left_gets_more_than_an_equal_one_with_much_left() -> None:
+    jobs = [make_job("long", target_progress=1e6), make_job("short", target_progress=1e4)]
+    counts = gpus_of(ours(jobs, n0=4, n1=2))
+    assert counts == {"short": 4, "long": 2}
+
+
+def test_priority_turns_that_round() -> None:
+    jobs = [make_job("long", target_progress=1e6, priority=100.0), make_job("short", target_progress=1e4)]
+    counts = gpus_of(ours(jobs, n0=4, n1=2))
+    assert counts == {"short": 2, "long": 4}
+
+
+def test_a_job_that_scales_badly_leaves_gpus_to_others_even_if_it_is_short() -> None:
+    bad = make_job("bad", target_progress=1e3, fits={"gpu": SCALES_BADLY})
+    counts = gpus_of(ours([bad, make_job("good", target_progress=1e5)], n0=4, n1=1))
+    assert counts == {"bad": 1, "good": 4}
+
+
+def test_no_restart_for_a_job_that_is_nearly_done() -> None:
+    near = make_job("job", placement={"n0": 1}, restart_s=60.0, progress=9990.0, target_progress=10_000.0)
+    assert gpus_of(ours([near], n0=4)) == {"job": 1}
+    assert gpus_of(ours([replace(near, target_progress=100_000.0)], n0=4)) == {"job": 4}
+
+
+def test_jobs_that_do_not_tell_their_end_count_as_the_median_of_those_that_do() -> None:
+    told = [make_job(f"job-{index}", target_progress=10.0 ** (index + 3)) for index in range(3)]
+    silent = [make_job("silent"), new_job("new", target_progress=5.0)]
+    snapshot = ours([*told, *silent], n0=4, n1=4)
+    remaining = remaining_s(snapshot, options_of(snapshot))
+    assert remaining[3] == remaining[4] == remaining[1]
+
+
+def test_more_waiting_jobs_than_gpus_leaves_none_idle() -> None:
+    jobs = [new_job(f"job-{index}") for index in range(9)]
+    assert sum(gpus_of(ours(jobs, n0=4, n1=2)).values()) == 6
+
+
+def test_what_was_measured_decides_the_type_of_gpu() -> None:
+    slow = replace(SCALES_WELL, alpha_grad=0.05, beta_grad=0.01)
+    jobs = [make_job(name, max_gpus=1, fits={"a": SCALES_WELL, "b": slow}) for name in ("one", "two")]
+    jobs[1] = replace(jobs[1], fits={"a": SCALES_WELL, "b": SCALES_WELL})
+    snapshot = ours(jobs, n0=1, n1=1)
+    nodes = (replace(snapshot.nodes[0], gpu_type="a"), replace(snapshot.nodes[1], gpu_type="b"))
+    decision = decide(replace(snapshot, nodes=nodes))
+    assert decision.jobs["one"].placement == {"n0": 1}
+    assert decision.jobs["two"].placement == {"n1": 1}
