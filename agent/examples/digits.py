@@ -22,6 +22,15 @@ import pollux_agent.torch as pollux  # (1)
 VALIDATION_IMAGES = 360
 
 
+def convolution(channels_in: int, channels_out: int) -> tuple[nn.Module, ...]:
+    """With batch normalisation training stands the high learning rates of large batches."""
+    return (
+        nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(),
+    )
+
+
 class Net(nn.Module):
     """Few parameters and much arithmetic: replicas compute for long and have little to average."""
 
@@ -29,16 +38,12 @@ class Net(nn.Module):
         super().__init__()
         self.features = nn.Sequential(
             nn.Upsample(scale_factor=3),
-            nn.Conv2d(1, width, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.ReLU(),
+            *convolution(1, width),
+            *convolution(width, 2 * width),
             nn.MaxPool2d(2),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
-            nn.ReLU(),
+            *convolution(2 * width, 2 * width),
             nn.MaxPool2d(2),
-            nn.Conv2d(2 * width, 4 * width, 3, padding=1),
-            nn.ReLU(),
+            *convolution(2 * width, 4 * width),
             nn.MaxPool2d(2),
         )
         self.classify = nn.Sequential(nn.Dropout(0.5), nn.Linear(4 * width * 9, 10))
@@ -81,7 +86,7 @@ def main() -> None:
     parser.add_argument(
         "--max-local-batch-size", type=int, default=256, help="what fits into one GPU's memory"
     )
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate at M0 (default %(default)s)")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate at M0 (default %(default)s)")
     parser.add_argument(
         "--width", type=int, default=24, help="channels of the first layer (default %(default)s)"
     )
