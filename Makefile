@@ -37,7 +37,7 @@ test: setup  ## all tests, a short run through the real stack included; choose w
 test-kube: setup  ## tests on Kubernetes: KUBECONFIG names a cluster, or POLLUX_KUBE a folder with up.sh and node-up.sh
 	@if [ -z "$${KUBECONFIG:-}" ] && [ -z "$${POLLUX_KUBE:-}" ]; then echo "test-kube: set KUBECONFIG to a cluster's kubeconfig, or POLLUX_KUBE to a folder with up.sh and node-up.sh" >&2; exit 1; fi
 	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
-	@exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
+	@POLLUX_KUBE_ALL=1 exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
 
 check: setup  ## lint, types and import contracts
 	@$(BIN)/ruff check .

@@ -118,6 +118,7 @@ def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
                 "image": "localhost/host:1",
                 "command": [POLLUX, "doctor", "--cluster", "kubernetes"],
                 "hostNetwork": True,
+                "resources": {"requests": {"cpu": "1"}},
                 "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},
                 "volumes": pod["volumes"],
                 "volumeMounts": pod["containers"][0]["volumeMounts"],

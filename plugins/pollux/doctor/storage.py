@@ -65,10 +65,10 @@ def check_storage(
             "name an image with Python: pollux doctor --image pollux-training:0.1.0",
         )
         return
-    name, text = f"pollux-doctor-{secrets.token_hex(4)}", secrets.token_hex(16)
+    name, text, node = f"pollux-doctor-{secrets.token_hex(4)}", secrets.token_hex(16), ""
     for verb, script in (("write", _WRITE), ("read", _READ)):
         command = [settings.python, "-c", script, f"{_MOUNT}/.{name}", text]
-        pod = _pod(template, f"{name}-{verb}", name, command, settings)
+        pod = _pod(template, f"{name}-{verb}", command, settings, avoid=node)
         before_s = _server_s(api)
         try:
             trouble, output, node = _run(api, namespace, pod)
@@ -105,34 +105,30 @@ def _server_s(api: KubeApi) -> float:
     return api.server_unix_s
 
 
-def _pod(template: Json, name: str, group: str, command: list[str], settings: KubeSettings) -> dict[str, Any]:
+def _pod(
+    template: Json, name: str, command: list[str], settings: KubeSettings, *, avoid: str
+) -> dict[str, Any]:
+    """``avoid`` is the node on which another pod would show more."""
     spec = dict(template.get("spec") or {})
     container = dict((spec.get("containers") or [{}])[0])
     mounts = [*(container.get("volumeMounts") or ()), {"name": "pollux-jobs", "mountPath": _MOUNT}]
     container |= {"name": "doctor", "command": command, "args": [], "volumeMounts": mounts}
     container.pop("resources", None)
-    apart = {
-        "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
-                {
-                    "weight": 100,
-                    "podAffinityTerm": {
-                        "topologyKey": "kubernetes.io/hostname",
-                        "labelSelector": {"matchLabels": {_LABEL: group}},
-                    },
-                }
-            ]
+    elsewhere = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [avoid]}]}
+    affinity = {
+        "nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": elsewhere}]
         }
     }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": {_LABEL: group}},
+        "metadata": {"name": name, "labels": {_LABEL: "storage"}},
         "spec": {
             **spec,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
-            "affinity": apart,
+            **({"affinity": affinity} if avoid else {}),
             "tolerations": [*(spec.get("tolerations") or ()), *settings.tolerations],
             "containers": [container],
             "volumes": [
