@@ -26,7 +26,7 @@ from pollux.snapshot import DEFAULT_RESTART_S, Decision, Job, Snapshot
 RANK = 2.0
 """How much more jobs count that have less to do; 0 is a plain sum of slow-downs."""
 
-HORIZON_S = 600.0
+HORIZON_S = 300.0
 """No allocation is expected to last for longer."""
 
 NONE = 4.0
