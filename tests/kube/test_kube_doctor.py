@@ -119,7 +119,11 @@ def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
                 "command": [POLLUX, "doctor", "--cluster", "kubernetes"],
                 "hostNetwork": True,
                 "resources": {"requests": {"cpu": "1"}},
-                "securityContext": {"runAsUser": os.getuid(), "runAsGroup": os.getgid()},
+                "securityContext": {
+                    "runAsNonRoot": os.getuid() != 0,
+                    "runAsUser": os.getuid(),
+                    "runAsGroup": os.getgid(),
+                },
                 "volumes": pod["volumes"],
                 "volumeMounts": pod["containers"][0]["volumeMounts"],
                 "env": [
