@@ -127,19 +127,18 @@ def small_job(**arguments: Any) -> tuple[ElasticJob, torch.optim.Optimizer]:
     return ElasticJob(model, optimizer, Line(), batch_size=8, max_batch_size=8, **arguments), optimizer
 
 
-def test_figures_go_to_the_run_that_the_script_has_open_and_leave_it_open(tmp_path: Path) -> None:
+def test_figures_go_to_the_run_that_the_script_has_open_and_leave_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
-        with mlflow.start_run() as own:
-            train(*small_job(), 1)
-            assert mlflow.get_run(own.info.run_id).info.status == "RUNNING"
-        assert mlflow.get_run(own.info.run_id).data.metrics["accuracy"] == 0.5
-    finally:
-        mlflow.set_tracking_uri(before)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    with mlflow.start_run() as own:
+        train(*small_job(), 1)
+        assert mlflow.get_run(own.info.run_id).info.status == "RUNNING"
+    assert mlflow.get_run(own.info.run_id).data.metrics["accuracy"] == 0.5
     assert len(runs_of(uri)) == 1
 
 
