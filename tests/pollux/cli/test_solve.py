@@ -49,7 +49,7 @@ def test_the_table_shows_who_gets_what_and_why(saved: Path) -> None:
         ({"nodes": [{"name": "n", "gpus": 10**9}]}, "nodes.0.gpus"),
         ({"nodes": [{"name": "n", "gpus": 1}, {"name": "n", "gpus": 2}]}, "nodes: 'n' is there twice"),
         ({"jbos": []}, "jbos: unknown field"),
-        ({"policy": {"name": "best"}}, "use one of pollux, fifo-fixed"),
+        ({"policy": {"name": "best"}}, "use one of pollux, sia, ours, fifo-fixed"),
     ],
 )
 def test_a_bad_file_is_refused_with_the_field(saved: Path, change: dict[str, object], field: str) -> None:
