@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.models.dagrun import DagRun as RunRow
@@ -115,6 +116,21 @@ def test_a_cluster_that_is_away_is_tried_again_next_time(
     assert list(cycle(cluster, jobs, {2: "failed"}, memory)) == ["b"]
 
 
+def through(app: TestClient) -> httpx.MockTransport:
+    """Requests of a client go to the application in this process."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        got = app.request(
+            request.method,
+            request.url.raw_path.decode(),
+            content=request.content,
+            headers=dict(request.headers),
+        )
+        return httpx.Response(got.status_code, json=got.json())
+
+    return httpx.MockTransport(answer)
+
+
 def test_airflow_tells_the_states_of_tasks(
     airflow_app: TestClient,
     airflow_login: Path,
@@ -131,7 +147,7 @@ def test_airflow_tells_the_states_of_tasks(
         submitted_unix_s=0.0,
     )
     password = json.loads(airflow_login.read_text())["admin"]
-    api = AirflowApi("http://testserver", user="admin", password=password, transport=airflow_app._transport)
+    api = AirflowApi("http://testserver", user="admin", password=password, transport=through(airflow_app))
     state_of = ask_airflow(api, [job, lost])
     assert job.identity.run_id == run.run_id
     assert state_of(job.identity) == "success"
@@ -149,7 +165,7 @@ def test_a_task_that_its_ended_run_has_left_unscheduled_leads_nowhere(
     run = DagBag(Path(__file__).parents[2] / "dags").dags["pollux_train"].test()
     job = cluster.job(cluster.submissions[0]["job_id"])
     password = json.loads(airflow_login.read_text())["admin"]
-    api = AirflowApi("http://testserver", user="admin", password=password, transport=airflow_app._transport)
+    api = AirflowApi("http://testserver", user="admin", password=password, transport=through(airflow_app))
     for run_state, want in (("success", LEFT), ("queued", "none")):
         with create_session() as session:
             session.execute(update(TaskRow).where(TaskRow.run_id == run.run_id).values(state=None))
