@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Base of training images: Python, torch and the Pollux agent; drivers can run it as well. Put your code on top:
 #   FROM pollux-training:0.1.0
-#   COPY train.py /work/train.py
+#   COPY train.py /workspace/train.py
 # From the project's top folder: docker build -f docker/training.Dockerfile -t pollux-training:0.1.0 .
 
 FROM debian:12.12-slim AS build
@@ -35,7 +35,7 @@ LABEL org.opencontainers.image.title="pollux-training" \
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates libgomp1 python3 \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 50000 --gid 0 --home-dir /work --create-home --shell /usr/sbin/nologin trainer
+    && useradd --uid 50000 --gid 0 --home-dir /workspace --create-home --shell /usr/sbin/nologin trainer
 COPY --from=build /opt/pollux /opt/pollux
 COPY agent/examples /opt/pollux/examples
 # The root file system may be read-only: what is written, torch.compile's cache included, goes to /tmp.
@@ -51,7 +51,7 @@ ENV PATH=/opt/pollux/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 VOLUME ["/tmp"]
-WORKDIR /work
+WORKDIR /workspace
 USER 50000:0
 # A batch job has no port to ask: its driver watches the pod.
 HEALTHCHECK NONE

@@ -3,7 +3,8 @@
 ``python docker/try.py airflow FOLDER`` (root, and Debian's debootstrap) makes each stage's root file system
 under FOLDER, runs every COPY and RUN in it, and in the end the command behind ``--`` as the image's user.
 This machine's package sources, certificates and pip settings are lent to the stages and taken out again, in
-a mount namespace of its own. With docker, podman or buildah at hand build the image instead.
+a mount namespace of its own; POLLUX_TRY_LENT names more folders to lend, with colons between them. With
+docker, podman or buildah at hand build the image instead.
 """
 
 import argparse
@@ -20,10 +21,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 RELEASES = {"12": "bookworm"}
-LENT = (
-    *("etc/apt", "etc/pip.conf", "etc/resolv.conf", "etc/hosts", "etc/ssl/certs"),
-    *("usr/share/keyrings", "opt/wheels", "opt/pypi"),
-)
+LENT = ("etc/apt", "etc/pip.conf", "etc/resolv.conf", "etc/hosts", "etc/ssl/certs", "usr/share/keyrings")
 _APART = "POLLUX_TRY_APART"
 SKIPPED_BY_COPY = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
 
@@ -76,7 +74,8 @@ def new_root(base: Path, root: Path) -> None:
 def lent_files(root: Path) -> Iterator[None]:
     """What package managers need of this machine, for the time of the block."""
     before = root.with_name(f"{root.name}-own")
-    taken = [name for name in LENT if Path("/", name).exists()]
+    more = [name.strip("/") for name in os.environ.get("POLLUX_TRY_LENT", "").split(":") if name]
+    taken = [name for name in (*LENT, *more) if Path("/", name).exists()]
     for name in taken:
         own, theirs = root / name, Path("/", name)
         if own.exists() or own.is_symlink():
