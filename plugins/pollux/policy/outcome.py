@@ -2,12 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
+
+from pollux.policy.answer import answer, nothing
 from pollux.policy.assign import Choice, choose
+from pollux.policy.claims import remember, waiting_rounds
 from pollux.policy.options import Options
 from pollux.policy.placer import place
 from pollux.policy.tables import Bools, Floats
-from pollux.snapshot import Snapshot
+from pollux.snapshot import Decision, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,31 @@ class Solved:
     choice: Choice
     placements: list[Mapping[str, int]]
     gain: float
+
+
+class Formulate(Protocol):
+    """A policy's program for a snapshot with at least one job and one GPU."""
+
+    def __call__(self, snapshot: Snapshot, *, padded: bool = False) -> Instance: ...
+
+
+def decide_by_program(snapshot: Snapshot, policy: str, formulate: Formulate) -> Decision:
+    """The best choice of a policy's program, placed and remembered."""
+    if not snapshot.jobs or not any(node.gpus for node in snapshot.nodes):
+        return nothing(snapshot, policy)
+    plan = best_plan(formulate(snapshot, padded=padded) for padded in (False, True))
+    granted = np.array([bool(placement) for placement in plan.placements], dtype=np.bool_)
+    state = remember(snapshot, waiting_rounds(snapshot), granted)
+    return answer(
+        snapshot,
+        plan.instance.options,
+        plan.choice.option,
+        plan.placements,
+        policy=policy,
+        objective=plan.gain,
+        factor=plan.instance.factor,
+        state=state | ({"timed_out": True} if plan.choice.timed_out else {}),
+    )
 
 
 def best_plan(instances: Iterable[Instance]) -> Solved:

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from pollux.policy.answer import answer, nothing
-from pollux.policy.claims import must_get, remember, waiting_rounds
+from pollux.policy.claims import must_get, waiting_rounds
 from pollux.policy.options import Options, options_of
-from pollux.policy.outcome import Instance, best_plan
+from pollux.policy.outcome import Instance, decide_by_program
 from pollux.policy.problem import realloc_factor
 from pollux.policy.tables import Floats
 from pollux.snapshot import Decision, PolicySettings, Snapshot
@@ -19,21 +18,7 @@ _MOST = 1e6
 
 def decide(snapshot: Snapshot) -> Decision:
     """The best choice of configurations, placed; the same snapshot gives the same decision."""
-    if not snapshot.jobs or not any(node.gpus for node in snapshot.nodes):
-        return nothing(snapshot, "sia")
-    plan = best_plan(formulate(snapshot, padded=padded) for padded in (False, True))
-    granted = np.array([bool(placement) for placement in plan.placements], dtype=np.bool_)
-    state = remember(snapshot, waiting_rounds(snapshot), granted)
-    return answer(
-        snapshot,
-        plan.instance.options,
-        plan.choice.option,
-        plan.placements,
-        policy="sia",
-        objective=plan.gain,
-        factor=plan.instance.factor,
-        state=state | ({"timed_out": True} if plan.choice.timed_out else {}),
-    )
+    return decide_by_program(snapshot, "sia", formulate)
 
 
 def formulate(snapshot: Snapshot, *, padded: bool = False) -> Instance:
