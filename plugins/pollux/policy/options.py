@@ -264,8 +264,8 @@ def _capacity(
 
     Powers of two fit into virtual nodes of sizes that are powers of two if, for each size, those of at
     least that size take no more GPUs than virtual nodes of at least that size have. Only sizes above the
-    smallest virtual node need a row of their own. Jobs that span nodes besides leave no more nodes of a
-    width than there are.
+    smallest virtual node need a row of their own. Jobs that span nodes, and where ``padded`` those that take
+    one whole whose GPUs are no power of two, take no more nodes of a width than there are.
     """
     options, rows, amounts, limits = [], [], [], []
     for index in range(len(hardware.types)):
@@ -292,11 +292,14 @@ def _capacity(
         pools, counts = np.unique(hardware.width[of_kind & hardware.whole], return_counts=True)
         if len(pools) > 1 or np.any(of_kind & ~hardware.whole & (hardware.width > 0)):
             for pool, count in zip(pools.tolist(), counts.tolist(), strict=True):
-                spanning = mine[width[mine] == pool]
+                whole = width[mine] == pool
+                if padded and pool & (pool - 1):
+                    whole |= (width[mine] == 0) & (gpus[mine] == pool)
+                taking = mine[whole]
                 limits.append(count)
-                options.append(spanning)
-                amounts.append(nodes[spanning])
-                rows.append(np.full(len(spanning), len(limits) - 1))
+                options.append(taking)
+                amounts.append(nodes[taking])
+                rows.append(np.full(len(taking), len(limits) - 1))
     joined = [
         np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64) for parts in (options, rows, amounts)
     ]
