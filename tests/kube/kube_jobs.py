@@ -67,7 +67,7 @@ class SteadyJob:
         self.cluster.api.patch(pod_path(self.space, self.id), {"metadata": {"annotations": notes}})
         return number
 
-    def runs_on(self, placement: dict[str, int], timeout_s: float = 120.0, above: int = 0) -> ClusterJob:
+    def runs_on(self, placement: dict[str, int], timeout_s: float = 240.0, above: int = 0) -> ClusterJob:
         """Until its workers train there, in an incarnation above ``above``."""
         return awaited(
             lambda: self.now,

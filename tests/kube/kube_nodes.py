@@ -30,7 +30,7 @@ long_run = pytest.mark.skipif(
 """Tests that are left out of a quick run."""
 
 
-def awaited(look: Callable[[], T], wanted: Callable[[T], Any] = bool, timeout_s: float = 90.0) -> T:
+def awaited(look: Callable[[], T], wanted: Callable[[T], Any] = bool, timeout_s: float = 180.0) -> T:
     """Look until what is seen is as wanted."""
     until_s = time.monotonic() + timeout_s
     while not wanted(seen := look()):
