@@ -112,7 +112,8 @@ class LocalService:
                 submitted_unix_s=now_unix_s,
                 mlflow_run_id=run_id,
             )
-            state = DriverState(since_unix_s=now_unix_s, message="waits for GPUs")
+            unknown = self._store.new_driver(job_id)
+            state = replace(unknown, since_unix_s=now_unix_s, message="waits for GPUs")
         else:
             job, state = _reopened(entry, spec=spec, run_id=run_id, now_unix_s=now_unix_s)
         self._store.save_spec(job_id, spec, script)
