@@ -35,6 +35,7 @@ class _Entry:
     job: ClusterJob
     driver: Driver
     workers: LocalWorkers
+    trouble: int | None = None
 
 
 class LocalService:
@@ -70,8 +71,11 @@ class LocalService:
                 continue
             try:
                 self._tick(entry, now_unix_s, closing=closing)
+                entry.trouble = None
             except OSError as error:
-                logger.error("%s: %s", entry.job.job_id, error)
+                if error.errno != entry.trouble:
+                    logger.error("%s: waits until its files can be written: %s", entry.job.job_id, error)
+                entry.trouble = error.errno
 
     def view(self, now_unix_s: float, *, every: bool = False) -> ClusterView:
         """Nodes and jobs, final jobs only with ``every``."""
@@ -185,8 +189,9 @@ class LocalService:
             raise Conflict(
                 f"the scheduling lease is held by {lease.holder} for another {left_s:.0f} s at most"
             )
-        self._lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s)
-        self._store.save_lease(self._lease)
+        lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s)
+        self._store.save_lease(lease)
+        self._lease = lease
 
     def drop_lease(self, holder: str) -> None:
         """Give the lease back; nothing happens if it is somebody else's."""

@@ -92,14 +92,18 @@ def test_a_job_whose_books_are_lost_counts_its_incarnations_on(
         )
 
 
-def test_a_job_whose_files_cannot_be_written_harms_no_other(service: LocalService, tmp_path: Path) -> None:
+def test_a_job_whose_files_cannot_be_written_harms_no_other(
+    service: LocalService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = tmp_path / "jobs" / "a" / "driver.json"
     broken.unlink()
     (broken / "in-the-way").mkdir(parents=True)
     for name in ("a", "b"):
         service.patch_allocation(name, expected=0, allocation=Allocation(decision=1))
-    service.tick(2.0)
-    assert [service.job(name, 2.0).status.acted_decision for name in ("a", "b")] == [0, 1]
+    for now_unix_s in (2.0, 2.2, 2.4):
+        service.tick(now_unix_s)
+    assert [service.job(name, 2.4).status.acted_decision for name in ("a", "b")] == [0, 1]
+    assert caplog.text.count("a: waits until its files can be written") == 1, "a full disk fills no log"
     (broken / "in-the-way").rmdir()
     broken.rmdir()
     service.tick(3.0)

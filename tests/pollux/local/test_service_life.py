@@ -1,10 +1,12 @@
 """The service itself: one a folder, for its owner only, and nothing is left when it ends, however it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -89,6 +91,17 @@ def test_two_services_on_one_folder_are_refused(service: Service) -> None:
     assert second.returncode == 1
     assert "another local cluster runs in" in second.stderr
     assert service.cluster.health()["ok"]
+
+
+def test_a_disk_that_refuses_is_named_and_leaves_no_half_done_lease(service: Service) -> None:
+    in_the_way = service.state / "lease.json" / "in-the-way"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(ClusterUnavailable, match=r"cannot be written .*disk of the state folder"):
+        with service.cluster.lease("first", timedelta(seconds=60)):
+            pass
+    shutil.rmtree(in_the_way.parent)
+    with service.cluster.lease("second", timedelta(seconds=60)):
+        pass
 
 
 def test_only_the_owner_may_open_the_socket(service: Service) -> None:
