@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from pollux.local.ports import LOOPBACK
 from pollux.stack.databases import databases
-from pollux.stack.ports import LOOPBACK
 from pollux.stack.processes import MARK_VARIABLE
 from pollux.stack.record import StackRecord
 from pollux_agent.records import write_atomic

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType
 
 from pollux.errors import StackError
+from pollux.local.ports import free_port
 from pollux.stack import tether
 from pollux.stack.guard import start_guard
-from pollux.stack.ports import free_port
 from pollux.stack.processes import ProcessId, end, identify, kill, this_boot
 from pollux.stack.record import (
     ComponentState,
