@@ -27,7 +27,8 @@ class Service:
     """A program that the supervisor keeps running, or with ``once`` runs to its end.
 
     It starts when everything in ``after`` is ready (a ``once`` program: has succeeded) and is asked to end
-    in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed.
+    in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed. Where another
+    service tells whether it is ``ready``, that is ``told_by``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Service:
     once: bool = False
     stop_wave: int = 0
     grace_s: float = 15.0
+    told_by: str = ""
 
 
 def services(record: StackRecord) -> tuple[Service, ...]:
@@ -137,7 +139,9 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
     plan = record.plan
     api_database = databases(plan.state, plan.databases, lock_wait_s=_API_LOCK_WAIT_S).airflow
 
-    def service(name: str, *arguments: str, ready: Callable[[], bool], **settings: str) -> Service:
+    def service(
+        name: str, *arguments: str, ready: Callable[[], bool], told_by: str = "", **settings: str
+    ) -> Service:
         return Service(
             name=name,
             command=(sys.executable, "-m", "airflow", *arguments),
@@ -145,7 +149,12 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             ready=ready,
             after=("airflow-migrate",),
             grace_s=10.0,
+            told_by=told_by,
         )
+
+    def told(name: str, *arguments: str, component: str) -> Service:
+        """One that has no server of its own: the health page knows when it was last at work."""
+        return service(name, *arguments, ready=healthy(component), told_by="airflow-api-server")
 
     def healthy(component: str) -> Callable[[], bool]:
         return lambda: airflow_health(record.airflow_url).get(component) == "healthy"
@@ -168,9 +177,9 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             *("api-server", "--apps", "execution", "--port", str(record.execution_port)),
             ready=lambda: _answers(f"{record.execution_url}health"),
         ),
-        service("airflow-scheduler", "scheduler", "--skip-serve-logs", ready=healthy("scheduler")),
-        service("airflow-dag-processor", "dag-processor", ready=healthy("dag_processor")),
-        service("airflow-triggerer", "triggerer", "--skip-serve-logs", ready=healthy("triggerer")),
+        told("airflow-scheduler", "scheduler", "--skip-serve-logs", component="scheduler"),
+        told("airflow-dag-processor", "dag-processor", component="dag_processor"),
+        told("airflow-triggerer", "triggerer", "--skip-serve-logs", component="triggerer"),
     )
 
 

@@ -35,6 +35,12 @@ log = logging.getLogger("pollux.stack")
 
 TICK_S = 0.25
 PROBE_EVERY_S = 0.5
+WATCH_EVERY_S = 2.0
+"""Between probes of services that were ready, one at a time: each has its turn some times a minute."""
+MISSES_UNREADY = 3
+MISSES_HUNG = 20
+"""Unanswered probes in a row, minutes in all, after which a service counts as hung. They are counted, since
+on a machine that was asleep time says nothing."""
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
@@ -52,6 +58,8 @@ class Running:
         self.process: ProcessId | None = None
         self.ready = False
         self.restarts = 0
+        self.misses = 0
+        self.watched = False
         self.not_before = 0.0
         self._ends: deque[float] = deque()
 
@@ -78,6 +86,7 @@ class Running:
         if self.process is not None:
             kill((self.process,), mark="")
         self.child, self.process, self.ready = None, None, False
+        self.misses, self.watched = 0, False
         self.restarts += 1
         self._ends.append(now_s)
         while self._ends and now_s - self._ends[0] > RESTART_WINDOW_S:
@@ -88,6 +97,22 @@ class Running:
                 f"read {self.log}"
             )
         self.not_before = now_s + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(self._ends) - 1))
+
+    def probe(self) -> None:
+        """Ask whether it is ready; one that was gets some misses before it counts as not ready."""
+        if self.service.ready():
+            if self.watched and not self.ready:
+                log.info("%s: answers again", self.service.name)
+            self.ready, self.watched, self.misses = True, True, 0
+        elif self.watched:
+            self.misses += 1
+            if self.misses == MISSES_UNREADY:
+                self.ready = False
+                log.warning("%s: does not answer; see %s", self.service.name, self.log)
+
+    @property
+    def hung(self) -> bool:
+        return self.misses >= MISSES_HUNG
 
     def state(self) -> ComponentState:
         return ComponentState(process=self.process, ready=self.ready, restarts=self.restarts, log=self.log)
@@ -106,6 +131,8 @@ class Supervisor:
         }
         self._start_timeout_s = start_timeout_s
         self._next_probe_s = 0.0
+        self._next_watch_s = 0.0
+        self._turns: deque[Running] = deque(self._running.values())
         self._stop = False
         self._unpublished = False
 
@@ -150,15 +177,34 @@ class Supervisor:
                 self._publish(self.record.phase)
         if now_s >= self._next_probe_s:
             for running in self._running.values():
-                if running.child is not None and not running.ready and not running.service.once:
-                    running.ready = running.service.ready()
+                if running.child is not None and not running.watched and not running.service.once:
+                    running.probe()
             self._next_probe_s = time.monotonic() + PROBE_EVERY_S
+        if now_s >= self._next_watch_s:
+            self._watch()
+            self._next_watch_s = time.monotonic() + WATCH_EVERY_S
         all_ready = all(running.ready for running in self._running.values())
         if all_ready and self.record.phase == "starting":
             log.info("all services are ready")
             self._publish("ready")
         elif self._unpublished or self._states() != before:
             self._publish(self.record.phase)
+
+    def _watch(self) -> None:
+        """Ask the next service that was ready whether it still is, and kill one that hangs: it is started
+        again as one that ended by itself.
+        """
+        for _ in range(len(self._turns)):
+            running = self._turns[0]
+            self._turns.rotate(-1)
+            teller = self._running.get(running.service.told_by)
+            if running.child is None or not running.watched or (teller is not None and not teller.ready):
+                continue
+            running.probe()
+            if running.hung:
+                log.error("%s: did not answer %d times; it is killed", running.service.name, running.misses)
+                running.child.kill()
+            return
 
     def _start(self, running: Running, now_s: float) -> None:
         try:

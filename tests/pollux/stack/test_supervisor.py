@@ -101,6 +101,27 @@ def test_a_service_that_is_killed_is_started_again_without_its_children(
     assert "breeder: ended with signal SIGKILL" not in control.tail(after.components["breeder"].log)
 
 
+def test_a_service_that_hangs_is_started_again_and_those_seen_through_it_are_not(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOY), str(tmp_path), "hasty"]
+    toy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        before = await_record(tmp_path, is_ready)
+        (tmp_path / "stubborn.up").unlink()
+        await_record(tmp_path, lambda record: not record.components["stubborn"].ready)
+        after = await_record(tmp_path, lambda record: all(part.ready for part in record.components.values()))
+        assert {name: part.restarts for name, part in after.components.items() if part.restarts} == {
+            "stubborn": 1
+        }
+        assert after.components["breeder"].process == before.components["breeder"].process
+        assert after.phase == "ready"
+        hung = before.components["stubborn"].process
+        assert hung is not None
+        assert not is_alive(hung)
+    finally:
+        control.down(tmp_path)
+        toy.wait(WAIT_S)
+
+
 def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
     tmp_path: Path, toy: subprocess.Popen[bytes]
 ) -> None:
