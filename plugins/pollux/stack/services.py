@@ -3,8 +3,10 @@
 import json
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from pollux_agent.records import write_atomic
 
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
+MAX_LOG_BYTES = 32 * 1024 * 1024
 _API_LOCK_WAIT_S = 3
 """The same for the server of REST API and UI, see :func:`_airflow`."""
 
@@ -60,6 +63,20 @@ def prepare(record: StackRecord) -> None:
 
 def log_path(state: Path, name: str) -> Path:
     return state / "logs" / f"{name}.log"
+
+
+def keep_logs_small(state: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Move what a log of more than ``max_bytes`` holds to a file ending in ``.1``, over what that held.
+
+    The services append, so they write on from the beginning; a line of that very moment may be lost. A disk
+    that has no room for both keeps the new file.
+    """
+    for path in log_path(state, "any").parent.glob("*.log"):
+        with suppress(OSError):
+            if path.stat().st_size > max_bytes:
+                with suppress(OSError):
+                    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+                os.truncate(path, 0)
 
 
 def base_environment(record: StackRecord) -> dict[str, str]:

@@ -28,7 +28,7 @@ from pollux.stack.record import (
     stack_lock,
     write_record,
 )
-from pollux.stack.services import Service, log_path, prepare, services
+from pollux.stack.services import Service, keep_logs_small, log_path, prepare, services
 from pollux_agent.protocol import decode
 
 log = logging.getLogger("pollux.stack")
@@ -37,6 +37,7 @@ TICK_S = 0.25
 PROBE_EVERY_S = 0.5
 WATCH_EVERY_S = 2.0
 """Between probes of services that were ready, one at a time: each has its turn some times a minute."""
+LOGS_EVERY_S = 60.0
 MISSES_UNREADY = 3
 MISSES_HUNG = 20
 """Unanswered probes in a row, minutes in all, after which a service counts as hung. They are counted, since
@@ -132,6 +133,7 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._next_probe_s = 0.0
         self._next_watch_s = 0.0
+        self._next_logs_s = 0.0
         self._turns: deque[Running] = deque(self._running.values())
         self._stop = False
         self._unpublished = False
@@ -183,6 +185,9 @@ class Supervisor:
         if now_s >= self._next_watch_s:
             self._watch()
             self._next_watch_s = time.monotonic() + WATCH_EVERY_S
+        if now_s >= self._next_logs_s:
+            keep_logs_small(self.record.plan.state)
+            self._next_logs_s = now_s + LOGS_EVERY_S
         all_ready = all(running.ready for running in self._running.values())
         if all_ready and self.record.phase == "starting":
             log.info("all services are ready")

@@ -15,6 +15,7 @@ from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
 from pollux.stack.processes import is_alive, wait_until
 from pollux.stack.record import StackPlan, StackRecord, read_record
+from pollux.stack.services import keep_logs_small, log_path
 
 TOY = Path(__file__).with_name("toy_supervisor.py")
 WAIT_S = 30.0
@@ -198,6 +199,18 @@ def test_two_starts_at_once_leave_one_stack_that_both_tell_of(
         for process in started:
             process.kill()
             process.wait()
+
+
+def test_a_large_log_is_put_aside_and_written_on_from_its_beginning(tmp_path: Path) -> None:
+    log, aside = log_path(tmp_path, "mlflow"), log_path(tmp_path, "mlflow").with_suffix(".log.1")
+    log.parent.mkdir()
+    with log.open("ab", buffering=0) as service:
+        for text in (b"first\n", b"second\n"):
+            service.write(text)
+            keep_logs_small(tmp_path, max_bytes=10)
+            service.write(b"on\n")
+    assert aside.read_text() == "first\non\nsecond\n"
+    assert log.read_text() == "on\n"
 
 
 def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:
