@@ -10,15 +10,17 @@ _MAYBE_COUNT: dict[str, Any] = {**_COUNT, "type": ["null", "integer"]}
 
 
 def job_form() -> dict[str, Param]:
-    """The fields in the order of the dialog; the defaults train the digits example."""
-    what, batch, gpus, how = "Training", "Batch size", "GPUs", "Run"
+    """The fields in the order of the dialog; the defaults train the digits example.
+
+    The dialog opens with those that have no section; the others wait in sections that are closed.
+    """
+    batch, gpus, how = "Batch size", "GPUs", "Run"
     return {
         "name": Param(
             "digits",
             type="string",
             minLength=1,
             maxLength=100,
-            section=what,
             title="Name",
             description="Names the job in Airflow, in MLflow and on the cluster.",
         ),
@@ -26,7 +28,6 @@ def job_form() -> dict[str, Param]:
             "digits.py",
             type="string",
             minLength=1,
-            section=what,
             title="Script",
             description="The Python script, absolute or relative to the scripts folder of the stack.",
         ),
@@ -34,14 +35,12 @@ def job_form() -> dict[str, Param]:
             [],
             type="array",
             items={"type": "string"},
-            section=what,
             title="Arguments",
             description="Command line of the script, one text an argument.",
         ),
         "epochs": Param(
             None,
             **_MAYBE_COUNT,
-            section=what,
             title="Epochs",
             description="Statistical epochs: one makes as much progress as a pass over the data at the "
             "initial batch size. Empty: the script's own number.",
@@ -50,7 +49,6 @@ def job_form() -> dict[str, Param]:
             "adascale",
             type="string",
             enum=["adascale", "sqrt", "linear", "none"],
-            section=what,
             title="Learning rate scaling",
             description="How the learning rate follows the batch size: adascale for SGD, sqrt for Adam.",
         ),
