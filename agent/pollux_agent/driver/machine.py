@@ -29,6 +29,7 @@ class Timing:
     for an incomplete gang to end by itself, then ``broken_grace_s`` to SIGKILL; ``backoff_s`` doubles with
     each fruitless start up to ``max_backoff_s``; after ``max_fruitless_starts`` the job has failed.
     ``count_every_s`` is how often the GPU seconds are written down, which a killed driver loses otherwise.
+    A clock that is set back makes nothing wait longer than that.
     """
 
     grace_s: float = 30.0
@@ -104,7 +105,7 @@ def turn(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         state = replace(state, acted_decision=seen.allocation.decision)
         accepted = (_event(state, seen, "allocate", seen.allocation.placement, seen.allocation.reason),)
     if state.phase == "waiting":
-        answer = _waiting(state, seen)
+        answer = _waiting(state, seen, timing)
     elif seen.gang is None or not any(seen.gang.values()):
         answer = _gone(state, seen, timing)
     elif state.phase == "stopping":
@@ -114,7 +115,7 @@ def turn(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     return replace(answer, events=accepted + answer.events)
 
 
-def _waiting(state: DriverState, seen: Seen) -> Turn:
+def _waiting(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     wanted = dict(seen.allocation.placement)
     if seen.complete is not None:
         return _end(state, seen, "done", "training is complete", outcome=seen.complete)
@@ -122,7 +123,7 @@ def _waiting(state: DriverState, seen: Seen) -> Turn:
         return _end(state, seen, "ended", f"ended while it held no GPUs ({seen.stop})")
     if not wanted:
         return Turn(_say(state, seen, "waits for GPUs"))
-    if seen.now_unix_s < state.retry_unix_s:
+    if seen.now_unix_s < state.retry_unix_s <= seen.now_unix_s + timing.max_backoff_s:
         return Turn(_say(state, seen, f"starts again on {_words(wanted)} in a moment"))
     if seen.blocked:
         return Turn(_say(state, seen, f"waits for its GPUs: {seen.blocked}"))
@@ -164,7 +165,7 @@ def _working(state: DriverState, seen: Seen, timing: Timing) -> Turn:
 
 def _broken(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     """Some workers are gone or failed: what is left ends by itself, or is made to."""
-    since = seen.now_unix_s if state.broken_unix_s is None else state.broken_unix_s
+    since = seen.now_unix_s if state.broken_unix_s is None else min(state.broken_unix_s, seen.now_unix_s)
     state = replace(state, broken_unix_s=since)
     if seen.now_unix_s < since + (timing.grace_s if seen.complete is not None else timing.broken_wait_s):
         return Turn(state)
@@ -180,6 +181,7 @@ def _signal(state: DriverState, seen: Seen, grace_s: float, message: str) -> Tur
 
 def _stopping(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     kill_unix_s = state.kill_unix_s if state.kill_unix_s is not None else seen.now_unix_s
+    kill_unix_s = min(kill_unix_s, seen.now_unix_s + timing.grace_s)
     if seen.stop in ABRUPT:
         kill_unix_s = min(kill_unix_s, seen.now_unix_s + timing.abrupt_grace_s)
     state = replace(state, kill_unix_s=kill_unix_s)

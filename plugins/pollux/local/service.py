@@ -182,14 +182,16 @@ class LocalService:
         return self._store.next_decision(largest)
 
     def take_lease(self, holder: str, ttl_s: float, now_unix_s: float) -> None:
-        """Raises Conflict while another holder has the lease."""
+        """Raises Conflict while another holder has the lease; one that has more left than it was
+        taken for is from before the clock was set back, and void.
+        """
         lease = self._lease
-        if lease is not None and lease.holder != holder and lease.until_unix_s > now_unix_s:
-            left_s = lease.until_unix_s - now_unix_s
+        left_s = lease.until_unix_s - now_unix_s if lease is not None else 0.0
+        if lease is not None and lease.holder != holder and 0.0 < left_s <= lease.ttl_s:
             raise Conflict(
                 f"the scheduling lease is held by {lease.holder} for another {left_s:.0f} s at most"
             )
-        lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s)
+        lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s, ttl_s=ttl_s)
         self._store.save_lease(lease)
         self._lease = lease
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pollux.cluster.base import ClusterJob
+from pollux.cluster.base import MAX_LEASE, ClusterJob
 from pollux_agent.driver import DriverState
 from pollux_agent.driver.records import last_incarnation
 from pollux_agent.errors import DocumentError
@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Lease:
-    """Who may schedule, and until when."""
+    """Who may schedule, and until when; ``ttl_s`` is what it was taken for."""
 
     holder: Annotated[str, Field(min_length=1)]
     until_unix_s: float
+    ttl_s: float = MAX_LEASE.total_seconds()
 
 
 class JobStore:

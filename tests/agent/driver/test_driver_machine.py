@@ -188,6 +188,26 @@ def test_workers_that_outstay_the_grace_are_killed_once(world: World) -> None:
     assert world.gang.done[1:] == ["signal", "kill"]
 
 
+def test_a_clock_that_is_set_back_makes_a_driver_no_more_patient(world: World) -> None:
+    world.give(a=2)
+    world.step(1)
+    world.tick()
+    world.give(b=1)
+    world.tick(after_s=-7200)
+    assert world.gang.done[1:] == ["signal"], "they have their grace"
+    world.tick(after_s=TIMING.grace_s)
+    assert world.gang.done[1:] == ["signal", "kill"]
+    world.gang.die()
+    world.tick()
+    world.gang.die()
+    assert world.tick().phase == "waiting", "a fruitless start"
+    assert world.tick(after_s=-7200).phase == "starting"
+    world.gang.nodes = {"b": True, "c": False}
+    world.tick()
+    world.tick(after_s=-7200)
+    assert world.tick(after_s=TIMING.broken_wait_s).phase == "stopping"
+
+
 def test_the_newest_allocation_counts_when_workers_are_gone(world: World) -> None:
     world.give(a=1)
     world.give(a=2)

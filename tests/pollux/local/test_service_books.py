@@ -10,6 +10,7 @@ import pytest
 from local_service import awaited
 
 from pollux.cluster.base import JobIdentity
+from pollux.errors import Conflict
 from pollux.local.nodes import DEFAULT_NODES
 from pollux.local.service import LocalService
 from pollux.local.slots import Slots
@@ -108,6 +109,13 @@ def test_a_job_whose_files_cannot_be_written_harms_no_other(
     broken.rmdir()
     service.tick(3.0)
     assert service.job("a", 3.0).status.acted_decision == 1
+
+
+def test_a_killed_schedulers_lease_ends_also_where_the_clock_was_set_back(service: LocalService) -> None:
+    service.take_lease("first", 60.0, 100_000.0)
+    with pytest.raises(Conflict, match="held by first"):
+        service.take_lease("second", 60.0, 100_059.0)
+    service.take_lease("second", 60.0, 99_000.0)
 
 
 def test_slots_come_free_also_where_neither_events_nor_logs_can_be_written(
