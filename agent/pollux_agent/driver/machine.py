@@ -17,6 +17,8 @@ from pollux_agent.protocol import Allocation, DriverEvent, Outcome, Placement
 from pollux_agent.protocol.event import DriverEventName
 
 FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
+_IDLE = "; no step for "
+_IDLE_MINUTES = 4
 ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
 """Reasons to stop that leave no time for a checkpoint."""
 
@@ -51,6 +53,7 @@ class Seen:
     written. ``outcomes`` are those of the present incarnation, ``step`` the highest step it reached, None
     before its first; ``log_tail`` the last lines it printed. ``taken``: the cluster took workers away
     (evicted, out of devices, a node lost), so that an end without progress says nothing about the script.
+    ``idle_s`` has passed since rank 0 last left word of a step, or of anything else.
     """
 
     now_unix_s: float
@@ -63,6 +66,7 @@ class Seen:
     step: int | None = None
     log_tail: str = ""
     taken: bool = False
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,14 @@ def _working(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         return Turn(_enter(state, seen, "running", f"trains on {_words(state.placement)}"))
     if state.counted_unix_s is not None and seen.now_unix_s >= state.counted_unix_s + timing.count_every_s:
         counted = state.attained(seen.now_unix_s)
-        return Turn(replace(state, attained_gpu_s=counted, counted_unix_s=seen.now_unix_s))
-    return Turn(state)
+        state = replace(state, attained_gpu_s=counted, counted_unix_s=seen.now_unix_s)
+    return Turn(_say(state, seen, state.message.partition(_IDLE)[0] + _idle(seen)))
+
+
+def _idle(seen: Seen) -> str:
+    """Words for workers that do nothing: they may hang, or be slow. Said anew when the time has doubled."""
+    minutes = int(seen.idle_s // 60)
+    return f"{_IDLE}{1 << (minutes.bit_length() - 1)} minutes" if minutes >= _IDLE_MINUTES else ""
 
 
 def _broken(state: DriverState, seen: Seen, timing: Timing) -> Turn:

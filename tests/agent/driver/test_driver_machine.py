@@ -1,5 +1,6 @@
 """The driver over workers that only say whether they live: what it does, and what it makes of their end."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,6 +137,22 @@ def test_a_start_waits_until_its_slots_are_free_and_says_for_what(world: World) 
     assert world.state.acted_decision == 1
     world.gang.why_blocked = ""
     assert world.tick().phase == "starting"
+
+
+def test_workers_that_take_no_step_are_told_of(world: World) -> None:
+    """A script that hangs keeps its GPUs; a person can see it."""
+    world.give(a=2)
+    assert world.tick(after_s=5 * 60).message == "workers are starting on a x 2; no step for 4 minutes"
+    world.step(1)
+    events = JobFolder(world.root).events(1, 0)
+    os.utime(events, (world.now_unix_s, world.now_unix_s))
+    assert world.tick().message == "trains on a x 2"
+    assert world.tick(after_s=3 * 60).message == "trains on a x 2"
+    assert world.tick(after_s=5 * 60).message == "trains on a x 2; no step for 8 minutes"
+    assert world.tick(after_s=6 * 60).message == "trains on a x 2; no step for 8 minutes"
+    os.utime(events, (world.now_unix_s, world.now_unix_s))
+    assert world.tick().message == "trains on a x 2"
+    assert world.gang.done[1:] == [], "it may be slow: nothing is done"
 
 
 def test_a_resize_signals_waits_and_starts_the_next_incarnation(world: World) -> None:
