@@ -104,6 +104,31 @@ def test_a_disk_that_refuses_is_named_and_leaves_no_half_done_lease(service: Ser
         pass
 
 
+def test_who_watches_the_status_waits_for_a_service_that_is_away(service: Service, tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("pollux")),
+        "status",
+        "--state",
+        str(service.state),
+        "--watch",
+    ]
+    output = tmp_path / "watched"
+    environ = {**os.environ, "FORCE_COLOR": "1", "MLFLOW_TRACKING_URI": ""}
+    with output.open("wb") as file:
+        watching = subprocess.Popen(command, stdout=file, stderr=file, env=environ)
+    try:
+        awaited(lambda: "no active jobs" in output.read_text())
+        service.stop()
+        awaited(lambda: "waits for the cluster" in output.read_text())
+        service.start()
+        awaited(lambda: "no active jobs" in output.read_text().rpartition("waits for the cluster")[2])
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+
+
 def test_only_the_owner_may_open_the_socket(service: Service) -> None:
     mode = (service.state / "local.sock").stat().st_mode
     assert mode & 0o777 == 0o600
