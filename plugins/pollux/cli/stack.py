@@ -114,6 +114,7 @@ def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> N
 
 def _show(record: "StackRecord", *, as_json: bool, was_running: bool) -> None:
     from pollux.stack.memory import stack_processes, total_bytes
+    from pollux.stack.record import is_full
 
     memory_bytes = total_bytes(stack_processes(record))
     plain = {
@@ -146,6 +147,8 @@ def _show(record: "StackRecord", *, as_json: bool, was_running: bool) -> None:
         for name, part in record.components.items()
         if record.phase == "ready" and not part.ready
     ]
+    if is_full(record.plan.state):
+        lines.append("  the disk of the state folder is full: free some space there, and all of it goes on")
     _write(as_json, plain, "\n".join(lines))
 
 

@@ -24,6 +24,8 @@ from pollux.stack.record import (
     StackPhase,
     StackPlan,
     StackRecord,
+    is_full,
+    lock_file,
     read_record,
     stack_lock,
     write_record,
@@ -79,16 +81,19 @@ class Running:
         self.process = identify(self.child.pid)
         log.info("%s: started, pid %d", self.service.name, self.child.pid)
 
-    def ended(self, now_s: float, mark: str) -> None:
+    def ended(self, now_s: float, *, excused: bool = False) -> None:
         """Clean up after its end and set when it may start again.
 
-        Raises StackError where it ended too often.
+        Raises StackError where it ended too often; ends that are ``excused`` do not count.
         """
         if self.process is not None:
             kill((self.process,), mark="")
         self.child, self.process, self.ready = None, None, False
         self.misses, self.watched = 0, False
         self.restarts += 1
+        if excused:
+            self.not_before = now_s + MAX_BACKOFF_S
+            return
         self._ends.append(now_s)
         while self._ends and now_s - self._ends[0] > RESTART_WINDOW_S:
             self._ends.popleft()
@@ -137,6 +142,7 @@ class Supervisor:
         self._turns: deque[Running] = deque(self._running.values())
         self._stop = False
         self._unpublished = False
+        self._lock = lock_file(record.plan.state)
 
     def stop(self) -> None:
         """Ask for the end; safe in a signal handler."""
@@ -153,6 +159,8 @@ class Supervisor:
             deadline = time.monotonic() + self._start_timeout_s
             while not self._stop:
                 self._tick(time.monotonic())
+                if self._removed():
+                    raise StackError(f"{self.record.plan.state} was removed under the running stack")
                 if self.record.phase == "starting" and time.monotonic() > deadline:
                     raise self._too_slow()
                 time.sleep(TICK_S)
@@ -217,7 +225,7 @@ class Supervisor:
         except OSError as error:
             if self.record.phase == "starting":
                 raise StackError(f"{running.service.name}: could not be started: {error}") from error
-            running.ended(now_s, self.record.mark)
+            running.ended(now_s, excused=self._disk_is_full())
             log.error("%s: could not be started: %s", running.service.name, error)
 
     def _reap(self, running: Running, now_s: float) -> None:
@@ -230,11 +238,18 @@ class Supervisor:
             return
         if running.service.once or self.record.phase == "starting":
             raise StackError(f"{name}: ended with {_how(code)} while the stack started; read {running.log}")
-        running.ended(now_s, self.record.mark)
+        full = self._disk_is_full()
+        running.ended(now_s, excused=full)
         log.warning(
-            "%s: ended with %s; starting it again in %.1f s",
-            *(name, _how(code), running.not_before - now_s),
+            "%s: ended with %s%s; starting it again in %.1f s",
+            *(name, _how(code), ", as the disk is full" if full else "", running.not_before - now_s),
         )
+
+    def _disk_is_full(self) -> bool:
+        """Whether the state folder takes no writes: then services end whose fault it is not, and the others,
+        above all the local cluster with its jobs, are worth keeping until there is room.
+        """
+        return self._unpublished or is_full(self.record.plan.state)
 
     def _due(self, running: Running, now_s: float) -> bool:
         if running.child is not None or now_s < running.not_before:
@@ -270,7 +285,16 @@ class Supervisor:
     def _states(self) -> dict[str, ComponentState]:
         return {name: running.state() for name, running in self._running.items()}
 
+    def _removed(self) -> bool:
+        """Whether the state folder is gone, or is another stack's by now."""
+        try:
+            return lock_file(self.record.plan.state) != self._lock
+        except OSError:
+            return False
+
     def _publish(self, phase: StackPhase, *, error: str = "") -> None:
+        if self._removed():
+            return
         since_unix_s = self.record.since_unix_s if phase == self.record.phase else time.time()
         self.record = replace(
             self.record,

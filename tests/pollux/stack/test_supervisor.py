@@ -16,6 +16,7 @@ from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
 from pollux.stack.processes import is_alive, wait_until
 from pollux.stack.record import StackPlan, StackRecord, read_record
 from pollux.stack.services import keep_logs_small, log_path
+from pollux.stack.supervisor import MAX_RESTARTS
 
 TOY = Path(__file__).with_name("toy_supervisor.py")
 WAIT_S = 30.0
@@ -68,6 +69,23 @@ def test_nothing_is_left_however_the_supervisor_ends(
     toy.send_signal(signum)
     toy.wait(WAIT_S)
     assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
+
+
+def test_a_state_folder_that_is_removed_ends_the_stack_and_is_not_made_again(tmp_path: Path) -> None:
+    """Nobody could find its processes any more, and the next stack in that folder is not to be disturbed."""
+    state = tmp_path / "state"
+    state.mkdir()
+    toy = subprocess.Popen([sys.executable, str(TOY), str(state)], stderr=subprocess.DEVNULL)
+    try:
+        processes = stack_processes(await_record(state, is_ready))
+        shutil.rmtree(state)
+        assert toy.wait(WAIT_S) == 1
+        assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
+        assert not state.exists()
+    finally:
+        control.down(state)
+        toy.kill()
+        toy.wait(WAIT_S)
 
 
 def test_down_ends_what_is_left_when_supervisor_and_guard_were_killed(
@@ -140,6 +158,25 @@ def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
         shutil.rmtree(tmp_path / "stack.json")
     after = await_record(tmp_path, lambda record: record.components["fragile"].restarts == 1)
     assert after.phase == "ready"
+
+
+def test_services_that_end_because_the_disk_is_full_do_not_stop_the_others(tmp_path: Path) -> None:
+    toy = subprocess.Popen([sys.executable, str(TOY), str(tmp_path), "hasty"], stderr=subprocess.DEVNULL)
+    log = tmp_path / "logs" / "fragile.log"
+    try:
+        before = await_record(tmp_path, is_ready)
+        (tmp_path / "stack.json").unlink()
+        (tmp_path / "stack.json" / "in-the-way").mkdir(parents=True)
+        (tmp_path / "poison").touch()
+        assert wait_until(lambda: log.read_text().count("poisoned") > 2 * MAX_RESTARTS, WAIT_S)
+        (tmp_path / "poison").unlink()
+        shutil.rmtree(tmp_path / "stack.json")
+        after = await_record(tmp_path, lambda record: all(part.ready for part in record.components.values()))
+        assert after.phase == "ready"
+        assert after.components["breeder"].process == before.components["breeder"].process
+    finally:
+        control.down(tmp_path)
+        toy.wait(WAIT_S)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The real supervisor over small real services; run as a file with the state folder as argument.
 
-With ``hasty`` as second argument it looks far more often for services that hang.
+With ``hasty`` as second argument it looks far more often for services that hang, and restarts soon.
 """
 
 import sys
@@ -73,7 +73,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
 if __name__ == "__main__":
     here = Path(sys.argv[1])
     if sys.argv[2:] == ["hasty"]:
-        supervisor.WATCH_EVERY_S = 0.05
+        supervisor.WATCH_EVERY_S = supervisor.MAX_BACKOFF_S = 0.05
     try:
         supervise(StackPlan(state=here, dags=here, scripts=here), toys, start_timeout_s=20)
     except StackError:
