@@ -33,10 +33,10 @@ def job_form() -> dict[str, Param]:
         ),
         "arguments": Param(
             [],
-            type="array",
+            type=["null", "array"],
             items={"type": "string"},
             title="Arguments",
-            description="Command line of the script, one text an argument.",
+            description="Command line of the script, an argument a line; empty lines are left out.",
         ),
         "epochs": Param(
             None,
@@ -99,9 +99,20 @@ def job_form() -> dict[str, Param]:
 
 
 def spec_from_form(context: Mapping[str, Any], jinja_env: Any = None) -> dict[str, Any]:
-    """The operator's ``spec`` as it was filled in, each value with the type that it has in the form."""
+    """The operator's ``spec`` as it was filled in, each value with the type that it has in the form.
+
+    What a hand leaves in a form by mistake is no part of it: spaces round a text, and empty lines.
+    """
     return {
-        field: value
+        field: _tidy(value)
         for field, value in dict(context["params"]).items()
         if value is not None and field != "fresh"
     }
+
+
+def _tidy(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list):
+        return [item for item in value if item != ""]
+    return value
