@@ -104,6 +104,17 @@ def test_a_disk_that_refuses_is_named_and_leaves_no_half_done_lease(service: Ser
         pass
 
 
+def test_a_service_that_hangs_is_named_and_waited_for_no_longer_than_asked(service: Service) -> None:
+    assert service.process is not None
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterUnavailable, match=r"does not answer .* within 1 s .*hangs"):
+            LocalCluster(service.cluster.socket, timeout=timedelta(seconds=1)).observe()
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+    assert service.cluster.observe().jobs == ()
+
+
 def test_who_watches_the_status_waits_for_a_service_that_is_away(service: Service, tmp_path: Path) -> None:
     command = [
         str(Path(sys.executable).with_name("pollux")),
