@@ -73,7 +73,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
 if __name__ == "__main__":
     here = Path(sys.argv[1])
     if sys.argv[2:] == ["hasty"]:
-        supervisor.WATCH_EVERY_S = supervisor.MAX_BACKOFF_S = 0.05
+        supervisor.TICK_S = supervisor.WATCH_EVERY_S = supervisor.MAX_BACKOFF_S = 0.05
     try:
         supervise(StackPlan(state=here, dags=here, scripts=here), toys, start_timeout_s=20)
     except StackError:
