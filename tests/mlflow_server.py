@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from pollux.stack.ports import free_port
+from pollux.local.ports import free_port
 
 _START_S = 120
 

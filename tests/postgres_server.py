@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from pollux.stack.ports import free_port
+from pollux.local.ports import free_port
 
 USER = "pollux"
 

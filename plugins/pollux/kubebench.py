@@ -24,11 +24,11 @@ from pollux.cluster.k8s.cluster import KubeCluster
 from pollux.cluster.k8s.manifest import driver_pod, first_notes
 from pollux.cluster.k8s.settings import KubeSettings
 from pollux.errors import PolluxError
+from pollux.local.ports import LOOPBACK, free_port
 from pollux.observe import build_snapshot
 from pollux.plan import Action, plan
 from pollux.policy import decide
 from pollux.settings import Settings
-from pollux.stack.ports import LOOPBACK, free_port
 from pollux.store import JobRecord, ModelStore
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path

@@ -127,4 +127,12 @@ class Driver:
             step=highest_step(self._folder, incarnation) if gone or self.state.phase == "starting" else None,
             log_tail=log_tail(self._folder, incarnation, self.state.placement) if gone else "",
             taken=gone and isinstance(self._workers, TakenWorkers) and self._workers.taken(),
+            idle_s=0.0 if waits else self._idle_s(now_unix_s),
         )
+
+    def _idle_s(self, now_unix_s: float) -> float:
+        try:
+            last_unix_s = self._folder.events(self.state.incarnation, 0).stat().st_mtime
+        except OSError:
+            last_unix_s = self.state.since_unix_s
+        return max(0.0, now_unix_s - last_unix_s)

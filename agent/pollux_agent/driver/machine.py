@@ -17,6 +17,8 @@ from pollux_agent.protocol import Allocation, DriverEvent, Outcome, Placement
 from pollux_agent.protocol.event import DriverEventName
 
 FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
+_IDLE = "; no step for "
+_IDLE_MINUTES = 4
 ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
 """Reasons to stop that leave no time for a checkpoint."""
 
@@ -29,6 +31,7 @@ class Timing:
     for an incomplete gang to end by itself, then ``broken_grace_s`` to SIGKILL; ``backoff_s`` doubles with
     each fruitless start up to ``max_backoff_s``; after ``max_fruitless_starts`` the job has failed.
     ``count_every_s`` is how often the GPU seconds are written down, which a killed driver loses otherwise.
+    A clock that is set back makes nothing wait longer than that.
     """
 
     grace_s: float = 30.0
@@ -50,6 +53,7 @@ class Seen:
     written. ``outcomes`` are those of the present incarnation, ``step`` the highest step it reached, None
     before its first; ``log_tail`` the last lines it printed. ``taken``: the cluster took workers away
     (evicted, out of devices, a node lost), so that an end without progress says nothing about the script.
+    ``idle_s`` has passed since rank 0 last left word of a step, or of anything else.
     """
 
     now_unix_s: float
@@ -62,6 +66,7 @@ class Seen:
     step: int | None = None
     log_tail: str = ""
     taken: bool = False
+    idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,7 @@ def turn(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         state = replace(state, acted_decision=seen.allocation.decision)
         accepted = (_event(state, seen, "allocate", seen.allocation.placement, seen.allocation.reason),)
     if state.phase == "waiting":
-        answer = _waiting(state, seen)
+        answer = _waiting(state, seen, timing)
     elif seen.gang is None or not any(seen.gang.values()):
         answer = _gone(state, seen, timing)
     elif state.phase == "stopping":
@@ -114,7 +119,7 @@ def turn(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     return replace(answer, events=accepted + answer.events)
 
 
-def _waiting(state: DriverState, seen: Seen) -> Turn:
+def _waiting(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     wanted = dict(seen.allocation.placement)
     if seen.complete is not None:
         return _end(state, seen, "done", "training is complete", outcome=seen.complete)
@@ -122,7 +127,7 @@ def _waiting(state: DriverState, seen: Seen) -> Turn:
         return _end(state, seen, "ended", f"ended while it held no GPUs ({seen.stop})")
     if not wanted:
         return Turn(_say(state, seen, "waits for GPUs"))
-    if seen.now_unix_s < state.retry_unix_s:
+    if seen.now_unix_s < state.retry_unix_s <= seen.now_unix_s + timing.max_backoff_s:
         return Turn(_say(state, seen, f"starts again on {_words(wanted)} in a moment"))
     if seen.blocked:
         return Turn(_say(state, seen, f"waits for its GPUs: {seen.blocked}"))
@@ -158,13 +163,19 @@ def _working(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         return Turn(_enter(state, seen, "running", f"trains on {_words(state.placement)}"))
     if state.counted_unix_s is not None and seen.now_unix_s >= state.counted_unix_s + timing.count_every_s:
         counted = state.attained(seen.now_unix_s)
-        return Turn(replace(state, attained_gpu_s=counted, counted_unix_s=seen.now_unix_s))
-    return Turn(state)
+        state = replace(state, attained_gpu_s=counted, counted_unix_s=seen.now_unix_s)
+    return Turn(_say(state, seen, state.message.partition(_IDLE)[0] + _idle(seen)))
+
+
+def _idle(seen: Seen) -> str:
+    """Words for workers that do nothing: they may hang, or be slow. Said anew when the time has doubled."""
+    minutes = int(seen.idle_s // 60)
+    return f"{_IDLE}{1 << (minutes.bit_length() - 1)} minutes" if minutes >= _IDLE_MINUTES else ""
 
 
 def _broken(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     """Some workers are gone or failed: what is left ends by itself, or is made to."""
-    since = seen.now_unix_s if state.broken_unix_s is None else state.broken_unix_s
+    since = seen.now_unix_s if state.broken_unix_s is None else min(state.broken_unix_s, seen.now_unix_s)
     state = replace(state, broken_unix_s=since)
     if seen.now_unix_s < since + (timing.grace_s if seen.complete is not None else timing.broken_wait_s):
         return Turn(state)
@@ -180,6 +191,7 @@ def _signal(state: DriverState, seen: Seen, grace_s: float, message: str) -> Tur
 
 def _stopping(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     kill_unix_s = state.kill_unix_s if state.kill_unix_s is not None else seen.now_unix_s
+    kill_unix_s = min(kill_unix_s, seen.now_unix_s + timing.grace_s)
     if seen.stop in ABRUPT:
         kill_unix_s = min(kill_unix_s, seen.now_unix_s + timing.abrupt_grace_s)
     state = replace(state, kill_unix_s=kill_unix_s)

@@ -37,6 +37,14 @@ def highest_step(folder: JobFolder, incarnation: int) -> int | None:
     return max(steps, default=None)
 
 
+def last_incarnation(folder: JobFolder) -> int:
+    """The newest incarnation that left a log, an outcome or events; 0 if none did."""
+    names = [path.stem for path in (*folder.logs.glob("*-*.log"), *folder.outcomes.glob("*-*.json"))]
+    names += [path.stem.removeprefix("events-") for path in folder.root.glob("events-*-*.jsonl")]
+    numbers = [name.partition("-")[0] for name in names]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
 def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:
     """The last lines that an incarnation's workers printed, node by node."""
     parts = [f"{node}:\n{tail(folder.log(incarnation, node), _LOG_TAIL_BYTES)}" for node in nodes]

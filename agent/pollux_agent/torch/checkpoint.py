@@ -50,6 +50,10 @@ class CheckpointStore:
         """The one that was claimed, 0 before."""
         return self._incarnation
 
+    @property
+    def _fence(self) -> Path:
+        return self.folder / "incarnation"
+
     def claim(self, incarnation: int | None = None) -> int:
         """Become the incarnation that may write (None: the next free one), and fence off older ones.
 
@@ -63,14 +67,14 @@ class CheckpointStore:
             raise FencedError(
                 f"incarnation {incarnation} may not write to {self.folder}: incarnation {claimed} has begun"
             )
-        write_atomic(self.folder / "incarnation", str(incarnation).encode())
+        write_atomic(self._fence, str(incarnation).encode())
         for leftover in self.folder.glob(f"{_SAVING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._incarnation = incarnation
         return incarnation
 
     def save(self, state: Mapping[str, Any], *, step: int) -> Path:
-        """Write one checkpoint and drop all but the newest two.
+        """Write one checkpoint and drop all but the newest two; a folder that was deleted is made again.
 
         Raises FencedError if a newer incarnation has begun, and CheckpointError if the disk refuses; the
         earlier checkpoints are untouched then.
@@ -81,6 +85,8 @@ class CheckpointStore:
             return target
         saving: Path | None = None
         try:
+            if not self._fence.exists():
+                self.claim(self._incarnation)
             saving = Path(tempfile.mkdtemp(dir=self.folder, prefix=_SAVING))
             _write_state(saving, state)
             self._check_fence()
@@ -113,7 +119,7 @@ class CheckpointStore:
 
     def _claimed(self) -> int:
         try:
-            return int((self.folder / "incarnation").read_text())
+            return int(self._fence.read_text())
         except (FileNotFoundError, ValueError):
             newest = self.paths()[:1]
             return _order(_NAME.fullmatch(newest[0].name))[0] if newest else 0

@@ -93,7 +93,7 @@ def down(state: StateOption = DEFAULT_STATE) -> None:
 
 @stack.command()
 def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> None:
-    """What runs, and its memory; exit code 1 unless the stack is ready."""
+    """What runs, and its memory; exit code 1 unless the stack is ready and all of it answers."""
     from pollux.stack import control
     from pollux.stack.record import read_record
 
@@ -108,11 +108,13 @@ def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> N
         _write(as_json, {"phase": phase, "error": record.error if record else ""}, f"{state}: {phase}")
         raise typer.Exit(1)
     _show(record, as_json=as_json, was_running=True)
-    raise typer.Exit(0 if record.phase == "ready" else 1)
+    well = record.phase == "ready" and all(part.ready for part in record.components.values())
+    raise typer.Exit(0 if well else 1)
 
 
 def _show(record: "StackRecord", *, as_json: bool, was_running: bool) -> None:
     from pollux.stack.memory import stack_processes, total_bytes
+    from pollux.stack.record import is_full
 
     memory_bytes = total_bytes(stack_processes(record))
     plain = {
@@ -140,6 +142,13 @@ def _show(record: "StackRecord", *, as_json: bool, was_running: bool) -> None:
         for name, part in record.components.items()
         if part.restarts
     ]
+    lines += [
+        f"  {name}: does not answer; see {part.log}"
+        for name, part in record.components.items()
+        if record.phase == "ready" and not part.ready
+    ]
+    if is_full(record.plan.state):
+        lines.append("  the disk of the state folder is full: free some space there, and all of it goes on")
     _write(as_json, plain, "\n".join(lines))
 
 

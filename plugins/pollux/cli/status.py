@@ -121,13 +121,20 @@ def _print(seen: Mapping[str, Any]) -> None:
 
 
 def _watch(cluster: "Cluster", store: "ModelStore | None") -> None:
+    """Raises ClusterError if the cluster is away at the beginning; later it is waited for."""
     from rich.live import Live
+    from rich.text import Text
+
+    from pollux.errors import ClusterUnavailable
 
     try:
         with Live(_table(_look(cluster, store)), auto_refresh=False) as live:
             while True:
                 time.sleep(2.0)
-                live.update(_table(_look(cluster, store)), refresh=True)
+                try:
+                    live.update(_table(_look(cluster, store)), refresh=True)
+                except ClusterUnavailable as error:
+                    live.update(Text(f"waits for the cluster: {error}"), refresh=True)
     except KeyboardInterrupt:
         return
 

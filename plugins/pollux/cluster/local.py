@@ -137,6 +137,12 @@ class LocalCluster:
                         f"the local cluster does not answer on {self.socket} ({error}); does its service run?"
                     ) from None
                 time.sleep(_PAUSE_S)
+            except httpx.TimeoutException:
+                raise ClusterUnavailable(
+                    f"the local cluster does not answer on {self.socket} within "
+                    f"{self.timeout.total_seconds():.0f} s ({method} {path}); its service hangs, or this "
+                    "machine is very busy"
+                ) from None
             except httpx.TransportError as error:
                 raise ClusterUnavailable(f"local cluster {self.socket}: {method} {path}: {error!r}") from None
         raise AssertionError("unreachable")

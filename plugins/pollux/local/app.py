@@ -1,5 +1,6 @@
 """The service's HTTP face: documents in, documents out, errors as ``{"error": "..."}``."""
 
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ from pollux.errors import Conflict, PolluxError, Refused, UnknownJob
 from pollux.local.service import LocalService
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, Allocation, JobSpec, decode, to_plain
+
+logger = logging.getLogger(__name__)
 
 _STATUS = {UnknownJob: 404, Conflict: 409, Refused: 400, DocumentError: 422}
 _MAX_BODY_BYTES = 1_000_000
@@ -76,8 +79,14 @@ def make_app(service: LocalService, wake: Callable[[], None]) -> FastAPI:
     async def explain(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=_STATUS.get(type(error), 500))
 
+    async def unwritten(_: Request, error: Exception) -> JSONResponse:
+        why = f"its files cannot be written ({error}); see to the disk of the state folder"
+        logger.error("%s", why)
+        return JSONResponse({"error": why}, status_code=503)
+
     for kind in (PolluxError, DocumentError):
         app.add_exception_handler(kind, explain)
+    app.add_exception_handler(OSError, unwritten)
     _add_cluster_routes(app, service)
     _add_job_routes(app, service)
     return app

@@ -35,6 +35,7 @@ class _Entry:
     job: ClusterJob
     driver: Driver
     workers: LocalWorkers
+    trouble: int | None = None
 
 
 class LocalService:
@@ -70,8 +71,11 @@ class LocalService:
                 continue
             try:
                 self._tick(entry, now_unix_s, closing=closing)
+                entry.trouble = None
             except OSError as error:
-                logger.error("%s: %s", entry.job.job_id, error)
+                if error.errno != entry.trouble:
+                    logger.error("%s: waits until its files can be written: %s", entry.job.job_id, error)
+                entry.trouble = error.errno
 
     def view(self, now_unix_s: float, *, every: bool = False) -> ClusterView:
         """Nodes and jobs, final jobs only with ``every``."""
@@ -112,7 +116,8 @@ class LocalService:
                 submitted_unix_s=now_unix_s,
                 mlflow_run_id=run_id,
             )
-            state = DriverState(since_unix_s=now_unix_s, message="waits for GPUs")
+            unknown = self._store.new_driver(job_id)
+            state = replace(unknown, since_unix_s=now_unix_s, message="waits for GPUs")
         else:
             job, state = _reopened(entry, spec=spec, run_id=run_id, now_unix_s=now_unix_s)
         self._store.save_spec(job_id, spec, script)
@@ -177,15 +182,18 @@ class LocalService:
         return self._store.next_decision(largest)
 
     def take_lease(self, holder: str, ttl_s: float, now_unix_s: float) -> None:
-        """Raises Conflict while another holder has the lease."""
+        """Raises Conflict while another holder has the lease; one that has more left than it was
+        taken for is from before the clock was set back, and void.
+        """
         lease = self._lease
-        if lease is not None and lease.holder != holder and lease.until_unix_s > now_unix_s:
-            left_s = lease.until_unix_s - now_unix_s
+        left_s = lease.until_unix_s - now_unix_s if lease is not None else 0.0
+        if lease is not None and lease.holder != holder and 0.0 < left_s <= lease.ttl_s:
             raise Conflict(
                 f"the scheduling lease is held by {lease.holder} for another {left_s:.0f} s at most"
             )
-        self._lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s)
-        self._store.save_lease(self._lease)
+        lease = Lease(holder=holder, until_unix_s=now_unix_s + ttl_s, ttl_s=ttl_s)
+        self._store.save_lease(lease)
+        self._lease = lease
 
     def drop_lease(self, holder: str) -> None:
         """Give the lease back; nothing happens if it is somebody else's."""

@@ -9,8 +9,9 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pollux.cluster.base import ClusterJob
+from pollux.cluster.base import MAX_LEASE, ClusterJob
 from pollux_agent.driver import DriverState
+from pollux_agent.driver.records import last_incarnation
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, JobFolder, JobSpec, decode, encode
 from pollux_agent.records import open_regular, write_atomic
@@ -20,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Lease:
-    """Who may schedule, and until when."""
+    """Who may schedule, and until when; ``ttl_s`` is what it was taken for."""
 
     holder: Annotated[str, Field(min_length=1)]
     until_unix_s: float
+    ttl_s: float = MAX_LEASE.total_seconds()
 
 
 class JobStore:
@@ -44,7 +46,8 @@ class JobStore:
             try:
                 job = decode(ClusterJob, _read(path))
                 state_path = path.with_name("driver.json")
-                state = decode(DriverState, _read(state_path)) if state_path.exists() else DriverState()
+                known = state_path.exists()
+                state = decode(DriverState, _read(state_path)) if known else self.new_driver(job.job_id)
             except (OSError, DocumentError) as error:
                 logger.error("job %s cannot be read and is left out: %s", path.parent.name, error)
                 continue
@@ -56,6 +59,12 @@ class JobStore:
 
     def save_driver(self, job_id: str, state: DriverState) -> None:
         write_atomic(self.folder(job_id).root / "driver.json", encode(state).encode())
+
+    def new_driver(self, job_id: str) -> DriverState:
+        """The state of a driver that knows nothing; where a job of that id trained before, it counts on from
+        that one's last incarnation, whose files are not to be taken for its own.
+        """
+        return DriverState(incarnation=last_incarnation(self.folder(job_id)))
 
     def save_spec(self, job_id: str, spec: JobSpec, script: Path) -> None:
         """The spec as the workers see it, with the script's own path."""

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import psutil
 
 from pollux.local.logs import LogPipe
 from pollux.local.nodes import LocalNode, LocalNodes
+from pollux.local.ports import LOOPBACK, free_port
 from pollux.local.quota import Cgroups, Group
 from pollux.local.slots import Slots
 from pollux_agent.driver import Start
@@ -114,7 +114,7 @@ class LocalWorkers:
     def start(self, start: Start) -> None:
         held = self.site.slots.take(self.job_id, start.placement)
         self._gang = {}
-        rendezvous = f"127.0.0.1:{_free_port()}"
+        rendezvous = f"{LOOPBACK}:{free_port()}"
         for node_rank, node in enumerate(start.placement):
             settings = WorkerSettings(
                 job_id=self.job_id,
@@ -220,11 +220,3 @@ class LocalWorkers:
         if self.site.cgroups is not None or self._local_node(node).devices:
             return None
         return self.site.options.slot_share
-
-
-def _free_port() -> int:
-    """A port of the loopback address that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

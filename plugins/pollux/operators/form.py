@@ -10,15 +10,17 @@ _MAYBE_COUNT: dict[str, Any] = {**_COUNT, "type": ["null", "integer"]}
 
 
 def job_form() -> dict[str, Param]:
-    """The fields in the order of the dialog; the defaults train the digits example."""
-    what, batch, gpus, how = "Training", "Batch size", "GPUs", "Run"
+    """The fields in the order of the dialog; the defaults train the digits example.
+
+    The dialog opens with those that have no section; the others wait in sections that are closed.
+    """
+    batch, gpus, how = "Batch size", "GPUs", "Run"
     return {
         "name": Param(
             "digits",
             type="string",
             minLength=1,
             maxLength=100,
-            section=what,
             title="Name",
             description="Names the job in Airflow, in MLflow and on the cluster.",
         ),
@@ -26,22 +28,19 @@ def job_form() -> dict[str, Param]:
             "digits.py",
             type="string",
             minLength=1,
-            section=what,
             title="Script",
             description="The Python script, absolute or relative to the scripts folder of the stack.",
         ),
         "arguments": Param(
             [],
-            type="array",
+            type=["null", "array"],
             items={"type": "string"},
-            section=what,
             title="Arguments",
-            description="Command line of the script, one text an argument.",
+            description="Command line of the script, an argument a line; empty lines are left out.",
         ),
         "epochs": Param(
             None,
             **_MAYBE_COUNT,
-            section=what,
             title="Epochs",
             description="Statistical epochs: one makes as much progress as a pass over the data at the "
             "initial batch size. Empty: the script's own number.",
@@ -50,7 +49,6 @@ def job_form() -> dict[str, Param]:
             "adascale",
             type="string",
             enum=["adascale", "sqrt", "linear", "none"],
-            section=what,
             title="Learning rate scaling",
             description="How the learning rate follows the batch size: adascale for SGD, sqrt for Adam.",
         ),
@@ -101,9 +99,20 @@ def job_form() -> dict[str, Param]:
 
 
 def spec_from_form(context: Mapping[str, Any], jinja_env: Any = None) -> dict[str, Any]:
-    """The operator's ``spec`` as it was filled in, each value with the type that it has in the form."""
+    """The operator's ``spec`` as it was filled in, each value with the type that it has in the form.
+
+    What a hand leaves in a form by mistake is no part of it: spaces round a text, and empty lines.
+    """
     return {
-        field: value
+        field: _tidy(value)
         for field, value in dict(context["params"]).items()
         if value is not None and field != "fresh"
     }
+
+
+def _tidy(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list):
+        return [item for item in value if item != ""]
+    return value

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pollux.errors import ConfigError, StackError
+from pollux.local.ports import is_free
 from pollux.stack import tether
 from pollux.stack.guard import GRACE_S
-from pollux.stack.ports import is_free
 from pollux.stack.processes import ProcessId, is_alive, kill, send, wait_until
 from pollux.stack.record import (
     StackPlan,

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from pollux_agent.protocol import DOCUMENT_CONFIG, decode, encode
 from pollux_agent.records import write_atomic
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+ROOM_BYTES = 1_000_000
 MAX_SOCKET_BYTES = 107
 """Longest path of a Unix socket on Linux."""
 
@@ -152,6 +154,14 @@ def make_state_folder(state: Path) -> None:
         raise ConfigError(f"--state: nothing can be written in {state}; name a folder of yours")
 
 
+def is_full(state: Path) -> bool:
+    """Whether the disk of the folder has no room for as much as a small file."""
+    try:
+        return shutil.disk_usage(state).free < ROOM_BYTES
+    except OSError:
+        return False
+
+
 def record_path(state: Path) -> Path:
     return state / "stack.json"
 
@@ -176,10 +186,22 @@ def write_record(record: StackRecord) -> None:
     write_atomic(record_path(record.plan.state), encode(record).encode())
 
 
+def _lock_path(state: Path) -> Path:
+    return state / "stack.lock"
+
+
+def lock_file(state: Path) -> int | None:
+    """Which file the lock is, None if there is none: another one means that the folder was removed."""
+    try:
+        return _lock_path(state).stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 @contextmanager
 def stack_lock(state: Path) -> Iterator[bool]:
     """Hold the state folder for one supervisor and its guard; yields False if another has it."""
-    handle = os.open(state / "stack.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(_lock_path(state), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

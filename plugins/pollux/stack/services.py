@@ -3,21 +3,24 @@
 import json
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
+from pollux.local.ports import LOOPBACK
 from pollux.stack.databases import databases
-from pollux.stack.ports import LOOPBACK
 from pollux.stack.processes import MARK_VARIABLE
 from pollux.stack.record import StackRecord
 from pollux_agent.records import write_atomic
 
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
+MAX_LOG_BYTES = 32 * 1024 * 1024
 _API_LOCK_WAIT_S = 3
 """The same for the server of REST API and UI, see :func:`_airflow`."""
 
@@ -27,7 +30,8 @@ class Service:
     """A program that the supervisor keeps running, or with ``once`` runs to its end.
 
     It starts when everything in ``after`` is ready (a ``once`` program: has succeeded) and is asked to end
-    in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed.
+    in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed. Where another
+    service tells whether it is ``ready``, that is ``told_by``.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Service:
     once: bool = False
     stop_wave: int = 0
     grace_s: float = 15.0
+    told_by: str = ""
 
 
 def services(record: StackRecord) -> tuple[Service, ...]:
@@ -58,6 +63,20 @@ def prepare(record: StackRecord) -> None:
 
 def log_path(state: Path, name: str) -> Path:
     return state / "logs" / f"{name}.log"
+
+
+def keep_logs_small(state: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Move what a log of more than ``max_bytes`` holds to a file ending in ``.1``, over what that held.
+
+    The services append, so they write on from the beginning; a line of that very moment may be lost. A disk
+    that has no room for both keeps the new file.
+    """
+    for path in log_path(state, "any").parent.glob("*.log"):
+        with suppress(OSError):
+            if path.stat().st_size > max_bytes:
+                with suppress(OSError):
+                    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+                os.truncate(path, 0)
 
 
 def base_environment(record: StackRecord) -> dict[str, str]:
@@ -137,7 +156,9 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
     plan = record.plan
     api_database = databases(plan.state, plan.databases, lock_wait_s=_API_LOCK_WAIT_S).airflow
 
-    def service(name: str, *arguments: str, ready: Callable[[], bool], **settings: str) -> Service:
+    def service(
+        name: str, *arguments: str, ready: Callable[[], bool], told_by: str = "", **settings: str
+    ) -> Service:
         return Service(
             name=name,
             command=(sys.executable, "-m", "airflow", *arguments),
@@ -145,7 +166,12 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             ready=ready,
             after=("airflow-migrate",),
             grace_s=10.0,
+            told_by=told_by,
         )
+
+    def told(name: str, *arguments: str, component: str) -> Service:
+        """One that has no server of its own: the health page knows when it was last at work."""
+        return service(name, *arguments, ready=healthy(component), told_by="airflow-api-server")
 
     def healthy(component: str) -> Callable[[], bool]:
         return lambda: airflow_health(record.airflow_url).get(component) == "healthy"
@@ -168,9 +194,9 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             *("api-server", "--apps", "execution", "--port", str(record.execution_port)),
             ready=lambda: _answers(f"{record.execution_url}health"),
         ),
-        service("airflow-scheduler", "scheduler", "--skip-serve-logs", ready=healthy("scheduler")),
-        service("airflow-dag-processor", "dag-processor", ready=healthy("dag_processor")),
-        service("airflow-triggerer", "triggerer", "--skip-serve-logs", ready=healthy("triggerer")),
+        told("airflow-scheduler", "scheduler", "--skip-serve-logs", component="scheduler"),
+        told("airflow-dag-processor", "dag-processor", component="dag_processor"),
+        told("airflow-triggerer", "triggerer", "--skip-serve-logs", component="triggerer"),
     )
 
 

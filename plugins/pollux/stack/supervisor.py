@@ -15,26 +15,35 @@ from pathlib import Path
 from types import FrameType
 
 from pollux.errors import StackError
+from pollux.local.ports import free_port
 from pollux.stack import tether
 from pollux.stack.guard import start_guard
-from pollux.stack.ports import free_port
 from pollux.stack.processes import ProcessId, end, identify, kill, this_boot
 from pollux.stack.record import (
     ComponentState,
     StackPhase,
     StackPlan,
     StackRecord,
+    is_full,
+    lock_file,
     read_record,
     stack_lock,
     write_record,
 )
-from pollux.stack.services import Service, log_path, prepare, services
+from pollux.stack.services import Service, keep_logs_small, log_path, prepare, services
 from pollux_agent.protocol import decode
 
 log = logging.getLogger("pollux.stack")
 
 TICK_S = 0.25
 PROBE_EVERY_S = 0.5
+WATCH_EVERY_S = 2.0
+"""Between probes of services that were ready, one at a time: each has its turn some times a minute."""
+LOGS_EVERY_S = 60.0
+MISSES_UNREADY = 3
+MISSES_HUNG = 20
+"""Unanswered probes in a row, minutes in all, after which a service counts as hung. They are counted, since
+on a machine that was asleep time says nothing."""
 START_TIMEOUT_S = 180.0
 MAX_RESTARTS = 5
 RESTART_WINDOW_S = 60.0
@@ -52,6 +61,8 @@ class Running:
         self.process: ProcessId | None = None
         self.ready = False
         self.restarts = 0
+        self.misses = 0
+        self.watched = False
         self.not_before = 0.0
         self._ends: deque[float] = deque()
 
@@ -70,15 +81,19 @@ class Running:
         self.process = identify(self.child.pid)
         log.info("%s: started, pid %d", self.service.name, self.child.pid)
 
-    def ended(self, now_s: float, mark: str) -> None:
+    def ended(self, now_s: float, *, excused: bool = False) -> None:
         """Clean up after its end and set when it may start again.
 
-        Raises StackError where it ended too often.
+        Raises StackError where it ended too often; ends that are ``excused`` do not count.
         """
         if self.process is not None:
             kill((self.process,), mark="")
         self.child, self.process, self.ready = None, None, False
+        self.misses, self.watched = 0, False
         self.restarts += 1
+        if excused:
+            self.not_before = now_s + MAX_BACKOFF_S
+            return
         self._ends.append(now_s)
         while self._ends and now_s - self._ends[0] > RESTART_WINDOW_S:
             self._ends.popleft()
@@ -88,6 +103,22 @@ class Running:
                 f"read {self.log}"
             )
         self.not_before = now_s + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (len(self._ends) - 1))
+
+    def probe(self) -> None:
+        """Ask whether it is ready; one that was gets some misses before it counts as not ready."""
+        if self.service.ready():
+            if self.watched and not self.ready:
+                log.info("%s: answers again", self.service.name)
+            self.ready, self.watched, self.misses = True, True, 0
+        elif self.watched:
+            self.misses += 1
+            if self.misses == MISSES_UNREADY:
+                self.ready = False
+                log.warning("%s: does not answer; see %s", self.service.name, self.log)
+
+    @property
+    def hung(self) -> bool:
+        return self.misses >= MISSES_HUNG
 
     def state(self) -> ComponentState:
         return ComponentState(process=self.process, ready=self.ready, restarts=self.restarts, log=self.log)
@@ -106,8 +137,12 @@ class Supervisor:
         }
         self._start_timeout_s = start_timeout_s
         self._next_probe_s = 0.0
+        self._next_watch_s = 0.0
+        self._next_logs_s = 0.0
+        self._turns: deque[Running] = deque(self._running.values())
         self._stop = False
         self._unpublished = False
+        self._lock = lock_file(record.plan.state)
 
     def stop(self) -> None:
         """Ask for the end; safe in a signal handler."""
@@ -124,6 +159,8 @@ class Supervisor:
             deadline = time.monotonic() + self._start_timeout_s
             while not self._stop:
                 self._tick(time.monotonic())
+                if self._removed():
+                    raise StackError(f"{self.record.plan.state} was removed under the running stack")
                 if self.record.phase == "starting" and time.monotonic() > deadline:
                     raise self._too_slow()
                 time.sleep(TICK_S)
@@ -150,9 +187,15 @@ class Supervisor:
                 self._publish(self.record.phase)
         if now_s >= self._next_probe_s:
             for running in self._running.values():
-                if running.child is not None and not running.ready and not running.service.once:
-                    running.ready = running.service.ready()
+                if running.child is not None and not running.watched and not running.service.once:
+                    running.probe()
             self._next_probe_s = time.monotonic() + PROBE_EVERY_S
+        if now_s >= self._next_watch_s:
+            self._watch()
+            self._next_watch_s = time.monotonic() + WATCH_EVERY_S
+        if now_s >= self._next_logs_s:
+            keep_logs_small(self.record.plan.state)
+            self._next_logs_s = now_s + LOGS_EVERY_S
         all_ready = all(running.ready for running in self._running.values())
         if all_ready and self.record.phase == "starting":
             log.info("all services are ready")
@@ -160,13 +203,29 @@ class Supervisor:
         elif self._unpublished or self._states() != before:
             self._publish(self.record.phase)
 
+    def _watch(self) -> None:
+        """Ask the next service that was ready whether it still is, and kill one that hangs: it is started
+        again as one that ended by itself.
+        """
+        for _ in range(len(self._turns)):
+            running = self._turns[0]
+            self._turns.rotate(-1)
+            teller = self._running.get(running.service.told_by)
+            if running.child is None or not running.watched or (teller is not None and not teller.ready):
+                continue
+            running.probe()
+            if running.hung:
+                log.error("%s: did not answer %d times; it is killed", running.service.name, running.misses)
+                running.child.kill()
+            return
+
     def _start(self, running: Running, now_s: float) -> None:
         try:
             running.start(self.record.mark)
         except OSError as error:
             if self.record.phase == "starting":
                 raise StackError(f"{running.service.name}: could not be started: {error}") from error
-            running.ended(now_s, self.record.mark)
+            running.ended(now_s, excused=self._disk_is_full())
             log.error("%s: could not be started: %s", running.service.name, error)
 
     def _reap(self, running: Running, now_s: float) -> None:
@@ -179,11 +238,18 @@ class Supervisor:
             return
         if running.service.once or self.record.phase == "starting":
             raise StackError(f"{name}: ended with {_how(code)} while the stack started; read {running.log}")
-        running.ended(now_s, self.record.mark)
+        full = self._disk_is_full()
+        running.ended(now_s, excused=full)
         log.warning(
-            "%s: ended with %s; starting it again in %.1f s",
-            *(name, _how(code), running.not_before - now_s),
+            "%s: ended with %s%s; starting it again in %.1f s",
+            *(name, _how(code), ", as the disk is full" if full else "", running.not_before - now_s),
         )
+
+    def _disk_is_full(self) -> bool:
+        """Whether the state folder takes no writes: then services end whose fault it is not, and the others,
+        above all the local cluster with its jobs, are worth keeping until there is room.
+        """
+        return self._unpublished or is_full(self.record.plan.state)
 
     def _due(self, running: Running, now_s: float) -> bool:
         if running.child is not None or now_s < running.not_before:
@@ -219,7 +285,16 @@ class Supervisor:
     def _states(self) -> dict[str, ComponentState]:
         return {name: running.state() for name, running in self._running.items()}
 
+    def _removed(self) -> bool:
+        """Whether the state folder is gone, or is another stack's by now."""
+        try:
+            return lock_file(self.record.plan.state) != self._lock
+        except OSError:
+            return False
+
     def _publish(self, phase: StackPhase, *, error: str = "") -> None:
+        if self._removed():
+            return
         since_unix_s = self.record.since_unix_s if phase == self.record.phase else time.time()
         self.record = replace(
             self.record,

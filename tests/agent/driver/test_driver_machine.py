@@ -1,5 +1,6 @@
 """The driver over workers that only say whether they live: what it does, and what it makes of their end."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,6 +139,22 @@ def test_a_start_waits_until_its_slots_are_free_and_says_for_what(world: World) 
     assert world.tick().phase == "starting"
 
 
+def test_workers_that_take_no_step_are_told_of(world: World) -> None:
+    """A script that hangs keeps its GPUs; a person can see it."""
+    world.give(a=2)
+    assert world.tick(after_s=5 * 60).message == "workers are starting on a x 2; no step for 4 minutes"
+    world.step(1)
+    events = JobFolder(world.root).events(1, 0)
+    os.utime(events, (world.now_unix_s, world.now_unix_s))
+    assert world.tick().message == "trains on a x 2"
+    assert world.tick(after_s=3 * 60).message == "trains on a x 2"
+    assert world.tick(after_s=5 * 60).message == "trains on a x 2; no step for 8 minutes"
+    assert world.tick(after_s=6 * 60).message == "trains on a x 2; no step for 8 minutes"
+    os.utime(events, (world.now_unix_s, world.now_unix_s))
+    assert world.tick().message == "trains on a x 2"
+    assert world.gang.done[1:] == [], "it may be slow: nothing is done"
+
+
 def test_a_resize_signals_waits_and_starts_the_next_incarnation(world: World) -> None:
     world.give(a=1)
     world.step(3)
@@ -186,6 +203,26 @@ def test_workers_that_outstay_the_grace_are_killed_once(world: World) -> None:
     world.tick(after_s=2)
     world.tick(after_s=2)
     assert world.gang.done[1:] == ["signal", "kill"]
+
+
+def test_a_clock_that_is_set_back_makes_a_driver_no_more_patient(world: World) -> None:
+    world.give(a=2)
+    world.step(1)
+    world.tick()
+    world.give(b=1)
+    world.tick(after_s=-7200)
+    assert world.gang.done[1:] == ["signal"], "they have their grace"
+    world.tick(after_s=TIMING.grace_s)
+    assert world.gang.done[1:] == ["signal", "kill"]
+    world.gang.die()
+    world.tick()
+    world.gang.die()
+    assert world.tick().phase == "waiting", "a fruitless start"
+    assert world.tick(after_s=-7200).phase == "starting"
+    world.gang.nodes = {"b": True, "c": False}
+    world.tick()
+    world.tick(after_s=-7200)
+    assert world.tick(after_s=TIMING.broken_wait_s).phase == "stopping"
 
 
 def test_the_newest_allocation_counts_when_workers_are_gone(world: World) -> None:

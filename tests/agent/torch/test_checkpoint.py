@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,15 @@ def test_an_older_incarnation_may_not_write_once_a_newer_one_has_begun(tmp_path:
 
 def test_without_a_driver_each_start_is_the_next_incarnation(tmp_path: Path) -> None:
     assert [CheckpointStore(tmp_path).claim() for _ in range(3)] == [1, 2, 3]
+
+
+def test_after_its_folder_was_deleted_the_next_save_is_whole_and_fenced(tmp_path: Path) -> None:
+    saving = store(tmp_path / "checkpoints", 3)
+    saving.save({"step": 1}, step=1)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert saving.save({"step": 2}, step=2) == saving.newest()
+    with pytest.raises(FencedError):
+        store(tmp_path / "checkpoints", 2)
 
 
 def test_a_full_disk_is_an_error_that_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:

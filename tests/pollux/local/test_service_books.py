@@ -10,13 +10,15 @@ import pytest
 from local_service import awaited
 
 from pollux.cluster.base import JobIdentity
+from pollux.errors import Conflict
 from pollux.local.nodes import DEFAULT_NODES
 from pollux.local.service import LocalService
 from pollux.local.slots import Slots
 from pollux.local.store import JobStore
 from pollux.local.workers import Site, WorkerOptions
 from pollux_agent.driver import DriverState, Timing
-from pollux_agent.protocol import Allocation, DriverEvent, JobSpec, decode
+from pollux_agent.protocol import Allocation, DriverEvent, JobSpec, Outcome, decode
+from pollux_agent.records import write_outcome
 
 SPEC = JobSpec(name="job", script="train.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=4)
 
@@ -54,18 +56,66 @@ def test_a_job_that_ended_just_before_a_crash_is_over_when_the_service_is_back(
     assert [job.job_id for job in opened(tmp_path).view(3.0).jobs] == ["b"]
 
 
-def test_a_job_whose_files_cannot_be_written_harms_no_other(service: LocalService, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["driver.json", "job.json"])
+def test_a_job_whose_books_are_lost_counts_its_incarnations_on(
+    service: LocalService, tmp_path: Path, lost: str
+) -> None:
+    """Otherwise its checkpoints would fence it off, and old outcomes be taken for new ones."""
+    folder = JobStore(tmp_path).folder("a")
+    for incarnation in (2, 10):
+        write_outcome(
+            folder,
+            Outcome(
+                kind="failed",
+                job_id="a",
+                incarnation=incarnation,
+                rank=0,
+                time_unix_s=2.0,
+                step=5,
+                progress=5.0,
+            ),
+        )
+    (folder.root / "events-11-0.jsonl").touch()
+    (folder.root / lost).unlink()
+    again = opened(tmp_path)
+    identity = JobIdentity(deployment="test", dag_id="train", run_id="a", task_id="train")
+    again.submit("a", identity=identity, spec=SPEC, run_id=None, fresh=False, now_unix_s=3.0)
+    held = Allocation(decision=1, placement={"node-0": 1})
+    again.patch_allocation("a", expected=0, allocation=held)
+    try:
+        again.tick(4.0)
+        assert again.job("a", 4.0).status.incarnation == 12
+    finally:
+        again.stop("a", "failed", 5.0)
+        awaited(
+            lambda: [again.tick(time.time()), again.job("a", 6.0).status.phase][1],
+            lambda phase: phase == "ended",
+        )
+
+
+def test_a_job_whose_files_cannot_be_written_harms_no_other(
+    service: LocalService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = tmp_path / "jobs" / "a" / "driver.json"
     broken.unlink()
     (broken / "in-the-way").mkdir(parents=True)
     for name in ("a", "b"):
         service.patch_allocation(name, expected=0, allocation=Allocation(decision=1))
-    service.tick(2.0)
-    assert [service.job(name, 2.0).status.acted_decision for name in ("a", "b")] == [0, 1]
+    for now_unix_s in (2.0, 2.2, 2.4):
+        service.tick(now_unix_s)
+    assert [service.job(name, 2.4).status.acted_decision for name in ("a", "b")] == [0, 1]
+    assert caplog.text.count("a: waits until its files can be written") == 1, "a full disk fills no log"
     (broken / "in-the-way").rmdir()
     broken.rmdir()
     service.tick(3.0)
     assert service.job("a", 3.0).status.acted_decision == 1
+
+
+def test_a_killed_schedulers_lease_ends_also_where_the_clock_was_set_back(service: LocalService) -> None:
+    service.take_lease("first", 60.0, 100_000.0)
+    with pytest.raises(Conflict, match="held by first"):
+        service.take_lease("second", 60.0, 100_059.0)
+    service.take_lease("second", 60.0, 99_000.0)
 
 
 def test_slots_come_free_also_where_neither_events_nor_logs_can_be_written(

@@ -1,10 +1,12 @@
 """The service itself: one a folder, for its owner only, and nothing is left when it ends, however it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -89,6 +91,53 @@ def test_two_services_on_one_folder_are_refused(service: Service) -> None:
     assert second.returncode == 1
     assert "another local cluster runs in" in second.stderr
     assert service.cluster.health()["ok"]
+
+
+def test_a_disk_that_refuses_is_named_and_leaves_no_half_done_lease(service: Service) -> None:
+    in_the_way = service.state / "lease.json" / "in-the-way"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(ClusterUnavailable, match=r"cannot be written .*disk of the state folder"):
+        with service.cluster.lease("first", timedelta(seconds=60)):
+            pass
+    shutil.rmtree(in_the_way.parent)
+    with service.cluster.lease("second", timedelta(seconds=60)):
+        pass
+
+
+def test_a_service_that_hangs_is_named_and_waited_for_no_longer_than_asked(service: Service) -> None:
+    assert service.process is not None
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterUnavailable, match=r"does not answer .* within 1 s .*hangs"):
+            LocalCluster(service.cluster.socket, timeout=timedelta(seconds=1)).observe()
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+    assert service.cluster.observe().jobs == ()
+
+
+def test_who_watches_the_status_waits_for_a_service_that_is_away(service: Service, tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("pollux")),
+        "status",
+        "--state",
+        str(service.state),
+        "--watch",
+    ]
+    output = tmp_path / "watched"
+    environ = {**os.environ, "FORCE_COLOR": "1", "MLFLOW_TRACKING_URI": ""}
+    with output.open("wb") as file:
+        watching = subprocess.Popen(command, stdout=file, stderr=file, env=environ)
+    try:
+        awaited(lambda: "no active jobs" in output.read_text())
+        service.stop()
+        awaited(lambda: "waits for the cluster" in output.read_text())
+        service.start()
+        awaited(lambda: "no active jobs" in output.read_text().rpartition("waits for the cluster")[2])
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
 
 
 def test_only_the_owner_may_open_the_socket(service: Service) -> None:

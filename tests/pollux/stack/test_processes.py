@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import ConfigError
-from pollux.stack.ports import free_port, is_free
+from pollux.local.ports import free_port, is_free
 from pollux.stack.processes import ProcessId, identify, is_alive, kill, members, send, this_boot
 from pollux.stack.record import (
     ComponentState,
@@ -107,6 +107,13 @@ def test_a_port_in_use_is_not_chosen_and_a_free_one_is_kept() -> None:
         assert free_port(taken) != taken
     assert is_free(taken)
     assert free_port(taken) == taken
+
+
+def test_no_connection_of_this_machine_takes_a_free_port_before_its_server_listens() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(20)]
+    assert all(is_free(port) for port in ports)
+    assert first < 21_000 or all(port < first for port in ports)
 
 
 def make_record(state: Path) -> StackRecord:

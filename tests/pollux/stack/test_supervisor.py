@@ -15,6 +15,8 @@ from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
 from pollux.stack.processes import is_alive, wait_until
 from pollux.stack.record import StackPlan, StackRecord, read_record
+from pollux.stack.services import keep_logs_small, log_path
+from pollux.stack.supervisor import MAX_RESTARTS
 
 TOY = Path(__file__).with_name("toy_supervisor.py")
 WAIT_S = 30.0
@@ -69,6 +71,23 @@ def test_nothing_is_left_however_the_supervisor_ends(
     assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
 
 
+def test_a_state_folder_that_is_removed_ends_the_stack_and_is_not_made_again(tmp_path: Path) -> None:
+    """Nobody could find its processes any more, and the next stack in that folder is not to be disturbed."""
+    state = tmp_path / "state"
+    state.mkdir()
+    toy = subprocess.Popen([sys.executable, str(TOY), str(state)], stderr=subprocess.DEVNULL)
+    try:
+        processes = stack_processes(await_record(state, is_ready))
+        shutil.rmtree(state)
+        assert toy.wait(WAIT_S) == 1
+        assert wait_until(lambda: not any(map(is_alive, processes)), WAIT_S)
+        assert not state.exists()
+    finally:
+        control.down(state)
+        toy.kill()
+        toy.wait(WAIT_S)
+
+
 def test_down_ends_what_is_left_when_supervisor_and_guard_were_killed(
     tmp_path: Path, toy: subprocess.Popen[bytes]
 ) -> None:
@@ -101,6 +120,27 @@ def test_a_service_that_is_killed_is_started_again_without_its_children(
     assert "breeder: ended with signal SIGKILL" not in control.tail(after.components["breeder"].log)
 
 
+def test_a_service_that_hangs_is_started_again_and_those_seen_through_it_are_not(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOY), str(tmp_path), "hasty"]
+    toy = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        before = await_record(tmp_path, is_ready)
+        (tmp_path / "stubborn.up").unlink()
+        await_record(tmp_path, lambda record: not record.components["stubborn"].ready)
+        after = await_record(tmp_path, lambda record: all(part.ready for part in record.components.values()))
+        assert {name: part.restarts for name, part in after.components.items() if part.restarts} == {
+            "stubborn": 1
+        }
+        assert after.components["breeder"].process == before.components["breeder"].process
+        assert after.phase == "ready"
+        hung = before.components["stubborn"].process
+        assert hung is not None
+        assert not is_alive(hung)
+    finally:
+        control.down(tmp_path)
+        toy.wait(WAIT_S)
+
+
 def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
     tmp_path: Path, toy: subprocess.Popen[bytes]
 ) -> None:
@@ -118,6 +158,25 @@ def test_a_record_that_cannot_be_written_ends_nothing_and_is_written_later(
         shutil.rmtree(tmp_path / "stack.json")
     after = await_record(tmp_path, lambda record: record.components["fragile"].restarts == 1)
     assert after.phase == "ready"
+
+
+def test_services_that_end_because_the_disk_is_full_do_not_stop_the_others(tmp_path: Path) -> None:
+    toy = subprocess.Popen([sys.executable, str(TOY), str(tmp_path), "hasty"], stderr=subprocess.DEVNULL)
+    log = tmp_path / "logs" / "fragile.log"
+    try:
+        before = await_record(tmp_path, is_ready)
+        (tmp_path / "stack.json").unlink()
+        (tmp_path / "stack.json" / "in-the-way").mkdir(parents=True)
+        (tmp_path / "poison").touch()
+        assert wait_until(lambda: log.read_text().count("poisoned") > 2 * MAX_RESTARTS, WAIT_S)
+        (tmp_path / "poison").unlink()
+        shutil.rmtree(tmp_path / "stack.json")
+        after = await_record(tmp_path, lambda record: all(part.ready for part in record.components.values()))
+        assert after.phase == "ready"
+        assert after.components["breeder"].process == before.components["breeder"].process
+    finally:
+        control.down(tmp_path)
+        toy.wait(WAIT_S)
 
 
 @pytest.mark.slow
@@ -177,6 +236,18 @@ def test_two_starts_at_once_leave_one_stack_that_both_tell_of(
         for process in started:
             process.kill()
             process.wait()
+
+
+def test_a_large_log_is_put_aside_and_written_on_from_its_beginning(tmp_path: Path) -> None:
+    log, aside = log_path(tmp_path, "mlflow"), log_path(tmp_path, "mlflow").with_suffix(".log.1")
+    log.parent.mkdir()
+    with log.open("ab", buffering=0) as service:
+        for text in (b"first\n", b"second\n"):
+            service.write(text)
+            keep_logs_small(tmp_path, max_bytes=10)
+            service.write(b"on\n")
+    assert aside.read_text() == "first\non\nsecond\n"
+    assert log.read_text() == "on\n"
 
 
 def test_memory_counts_every_process_of_the_stack(tmp_path: Path, toy: subprocess.Popen[bytes]) -> None:

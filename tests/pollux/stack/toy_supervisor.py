@@ -1,9 +1,13 @@
-"""The real supervisor over small real services; run as a file with the state folder as argument."""
+"""The real supervisor over small real services; run as a file with the state folder as argument.
+
+With ``hasty`` as second argument it looks far more often for services that hang, and restarts soon.
+"""
 
 import sys
 from pathlib import Path
 
 from pollux.errors import StackError
+from pollux.stack import supervisor
 from pollux.stack.record import StackPlan, StackRecord
 from pollux.stack.services import MARK_VARIABLE, Service
 from pollux.stack.supervisor import supervise
@@ -38,16 +42,18 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
     state = record.plan.state
     environ = {"PATH": "/usr/bin:/bin", MARK_VARIABLE: record.mark}
 
-    def service(name: str, code: str, *arguments: str) -> Service:
+    def service(name: str, code: str, *arguments: str, told_by: str = "") -> Service:
         flag = state / f"{name}.up"
         flag.unlink(missing_ok=True)
+        teller = state / f"{told_by or name}.up"
         return Service(
             name=name,
             command=(sys.executable, "-c", code, str(flag), *arguments),
             environ=environ,
-            ready=flag.exists,
+            ready=lambda: flag.exists() and teller.exists(),
             after=("migrate",),
             grace_s=1.0,
+            told_by=told_by,
         )
 
     migrate = Service(
@@ -58,7 +64,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
     )
     return (
         migrate,
-        service("breeder", BREEDER),
+        service("breeder", BREEDER, told_by="stubborn"),
         service("stubborn", STUBBORN),
         service("fragile", FRAGILE, str(state / "poison")),
     )
@@ -66,6 +72,8 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
 
 if __name__ == "__main__":
     here = Path(sys.argv[1])
+    if sys.argv[2:] == ["hasty"]:
+        supervisor.WATCH_EVERY_S = supervisor.MAX_BACKOFF_S = 0.05
     try:
         supervise(StackPlan(state=here, dags=here, scripts=here), toys, start_timeout_s=20)
     except StackError:
