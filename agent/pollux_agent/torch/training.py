@@ -1,6 +1,5 @@
 """The training as it runs: counts steps and progress, and does at each step boundary what is due there."""
 
-import logging
 import signal
 import threading
 import time
@@ -26,8 +25,6 @@ from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
 from pollux_agent.torch.world import World
-
-logger = logging.getLogger(__name__)
 
 _COMPLETE = 1 - 1e-9
 """Share of the target at which it counts as reached: progress is a sum of rounded fractions."""
@@ -187,11 +184,13 @@ class Training:
 
     def checkpoint(self) -> None:
         """Write a checkpoint; where the disk refuses, training goes on with the earlier ones."""
+        saver, journal = self._parts.saver, self._parts.journal
         try:
-            if self._parts.saver.save():
-                self._parts.journal.event("checkpoint", batch_size=self.plan.batch_size)
+            if saver.save():
+                journal.event("checkpoint", batch_size=self.plan.batch_size)
+                journal.saved()
         except CheckpointError as error:
-            logger.warning("%s; the earlier checkpoints are kept", error)
+            journal.unsaved(str(error), standing_step=saver.saved_step)
 
     def _count(self, step: FinishedStep) -> None:
         history, config = self._history, self._parts.config
