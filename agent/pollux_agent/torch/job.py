@@ -2,6 +2,7 @@
 
 import logging
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,9 +38,10 @@ from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.stepper import Stepper
+from pollux_agent.torch.stopping import StopSignal
 from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry
-from pollux_agent.torch.training import Parts, StopSignal, Training
+from pollux_agent.torch.training import Parts, Training
 from pollux_agent.torch.tuner import Tuner
 from pollux_agent.torch.watch import ProgressWatch
 from pollux_agent.torch.world import join_world
@@ -47,6 +49,8 @@ from pollux_agent.torch.world import join_world
 logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
+_GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL, where nobody says: what Kubernetes grants."""
 _CHECKPOINT_INTERVAL_S = 30.0
 _RUN, _LOGGED = "mlflow-run.json", "logged.json"
 
@@ -183,8 +187,9 @@ class ElasticJob:
             history=self._history,
             stateful=stateful,
         )
-        self._stop = StopSignal()
+        self._stop = StopSignal(settings.grace_s if settings else _GRACE_S, self._leave_early)
         self._training = self._start(settings, checkpoint_dir, ProgressSchedulers(schedulers))
+        self._stop.overdue = self._training.overdue
         self.loader: ElasticLoader = self._loader(
             train_set,
             LoaderOptions(
@@ -285,6 +290,11 @@ class ElasticJob:
         if self._world.rank != 0:
             return CheckpointStore(place)
         return CheckpointStore(place, since=first_incarnation(settings.folder, settings.incarnation))
+
+    def _leave_early(self, late: bool) -> None:
+        """Asked to stop while the checkpoint is still being read."""
+        self._journal.outcome("interrupted")
+        raise SystemExit(0 if self._driven else 128 + signal.SIGTERM)
 
     def _reporter(self, settings: WorkerSettings | None, store: CheckpointStore | None) -> Reporter:
         """To the job's run under a driver; alone to a run of its own where MLflow's address is known."""

@@ -79,12 +79,8 @@ class Journal:
 
     def unsaved(self, why: str, *, standing_step: int | None) -> None:
         """No checkpoint can be written: say so once, in the log and to the driver, until one is again."""
-        if standing_step is None:
-            stands = "there is no checkpoint yet"
-        else:
-            stands = f"the checkpoint of step {standing_step} stands"
         first = not self._unsaved
-        self._unsaved = f"step {self._history.step} is not saved: {why}; {stands}"
+        self._unsaved = self._not_saved(why, standing_step)
         if not first or self._world.rank != 0:
             return
         logger.error("%s; training goes on, and saving is tried again and again", self._unsaved)
@@ -95,6 +91,18 @@ class Journal:
             _word_room(self._settings).write(self._settings.folder.unsaved, encode(word).encode())
         except OSError as error:
             logger.warning("%s is not written: %s", self._settings.folder.unsaved, error)
+
+    def stands(self, why: str, *, standing_step: int | None) -> None:
+        """The end comes without a checkpoint: say so in the log, and with the outcome."""
+        self._unsaved = self._not_saved(why, standing_step)
+        if self._world.rank == 0:
+            logger.error("%s", self._unsaved)
+
+    def _not_saved(self, why: str, standing_step: int | None) -> str:
+        stands = f"the checkpoint of step {standing_step} stands"
+        if standing_step is None:
+            stands = "there is no checkpoint"
+        return f"step {self._history.step} is not saved: {why}; {stands}"
 
     def saved_to_stop(self, saving_unix_s: float) -> None:
         """Leave word of the save made on request, which began then and is done now."""
