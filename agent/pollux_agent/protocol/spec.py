@@ -17,6 +17,7 @@ DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _MAX_TEXT_BYTES = 100_000
 """Linux takes 128 KiB for one argument, or one variable with its name."""
 _RESERVED_ENV = ("POLLUX_", "MLFLOW_", "TORCHELASTIC_")
@@ -33,7 +34,8 @@ class JobSpec:
     ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
     statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
     number to the script. ``model`` names what is trained, so that a later run of the same model can start
-    from this one's fit.
+    from this one's fit. ``checkpoint_url`` is where checkpoints go, each job's into a folder of its own: any
+    URL that fsspec knows in the workers; empty: the job's folder.
 
     Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
     what is not supported yet.
@@ -53,6 +55,7 @@ class JobSpec:
     scaling_rule: ScalingRule = "adascale"
     epochs: PositiveInt | None = None
     model: str = ""
+    checkpoint_url: str = ""
     preemptible: bool = True
     gpu_types: tuple[str, ...] = ()
     gpus_per_replica: PositiveInt = 1
@@ -98,6 +101,11 @@ class JobSpec:
             raise ValueError(
                 "reservations (reserved_from_unix_s, reserved_until_unix_s) are not supported yet; "
                 "leave both out"
+            )
+        if self.checkpoint_url and not _URL.match(self.checkpoint_url):
+            raise ValueError(
+                f"checkpoint_url is {self.checkpoint_url[:200]!r}, which is no URL; give one such as "
+                "s3://bucket/folder, or leave it out for the job's folder"
             )
         for name in self.env:
             if not _ENV_NAME.fullmatch(name) or name.startswith(_RESERVED_ENV):
