@@ -160,9 +160,9 @@ class KubeWorkers:
         waited_s = time.monotonic() - self._started_s
         for worker in self._workers.values():
             pod = pods.get(worker.name)
-            found = pod and pod_trouble(
-                pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s
-            )
+            if pod is None:
+                continue
+            found = pod_trouble(pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s)
             if found and not (found.homeless and waited_s < settings.pull_wait_s and self._waits(pod)):
                 return found
         return None
