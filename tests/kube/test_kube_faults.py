@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_jobs import SteadyJob, tenant
+from kube_jobs import SteadyJob, tenant, tenant_pod
 from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run
 
 from pollux.cluster.k8s import KubeCluster
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 NODES = {"node-0": 4, "node-1": 4}
 NAMESPACE = "faults"
 AWAY_S = 60.0
+PLACE_WAIT_S = 12
 Start = Callable[..., SteadyJob]
 
 
@@ -33,7 +34,7 @@ def space(kube: TestKube) -> str:
 
 @pytest.fixture
 def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
-    settings = kube.settings(space, tmp_path / "jobs", place_wait_s=12.0, lost_after_s=3.0)
+    settings = kube.settings(space, tmp_path / "jobs", place_wait_s=PLACE_WAIT_S, lost_after_s=3.0)
     started: list[SteadyJob] = []
 
     def start(pod: dict[str, Any] | None = None, **fields: Any) -> SteadyJob:
@@ -65,6 +66,18 @@ def test_an_evicted_worker_comes_back_from_its_checkpoint(kube: TestKube, start:
     again = job.runs_on({"node-0": 1, "node-1": 1}, above=first.status.incarnation)
     assert again.status.outcome is None
     assert len(job.pods()) == 2
+
+
+def test_gpus_of_a_pod_that_is_about_to_end_are_waited_for(kube: TestKube, start: Start) -> None:
+    leaver = tenant_pod("leaver", "node-0", 4)
+    leaver["spec"]["terminationGracePeriodSeconds"] = 2 * PLACE_WAIT_S  # which it takes: it hears no SIGTERM
+    kube.api.create(pod_path(NAMESPACE), leaver)
+    path = pod_path(NAMESPACE, "leaver")
+    awaited(lambda: kube.api.get(path)["status"].get("phase"), lambda phase: phase == "Running", 60)
+    job = start()
+    kube.api.delete(path)
+    job.force({"node-0": 1})
+    assert job.runs_on({"node-0": 1}).status.incarnation == 1
 
 
 @long_run
