@@ -17,7 +17,7 @@ from pollux_agent.driver.kube.documents import (
 )
 from pollux_agent.driver.kube.manifest import RENDEZVOUS_PORT, Gang, worker_pod
 from pollux_agent.driver.kube.narrow import EMPTY_PAUSE_S, FIRST_PAUSE_S, Narrowed, narrow
-from pollux_agent.driver.kube.trouble import end_note, makes_room, pod_trouble
+from pollux_agent.driver.kube.trouble import end_note, is_starting, makes_room, pod_trouble
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import Allocation, JobSpec
 from pollux_agent.settings import worker_settings
@@ -163,6 +163,24 @@ def test_what_keeps_a_pod_from_running(
     else:
         assert trouble is not None
         assert (want[0] in trouble.reason, trouble.fatal) == (True, want[1])
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "ends", "starting"),
+    [
+        pytest.param("Pending", "", False, False, id="it finds no node"),
+        pytest.param("Pending", "node-0", False, True, id="a kubelet has it"),
+        pytest.param("Pending", "node-0", True, False, id="it was told to end"),
+        pytest.param("Running", "node-0", False, False, id="it runs"),
+    ],
+)
+def test_a_pod_starts_between_its_node_and_its_containers(
+    phase: str, node: str, ends: bool, starting: bool
+) -> None:
+    pod = a_pod(phase) | {"spec": {"nodeName": node} if node else {}}
+    if ends:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert is_starting(pod) is starting
 
 
 def test_only_a_pod_without_a_node_may_wait_for_others_to_end() -> None:

@@ -54,6 +54,12 @@ def pod_trouble(
     return None
 
 
+def is_starting(pod: Json) -> bool:
+    """Whether a kubelet has it, and is about to start its containers; nobody else has asked it to end."""
+    bound = bool((pod.get("spec") or {}).get("nodeName")) and not pod["metadata"].get("deletionTimestamp")
+    return bound and (pod.get("status") or {}).get("phase", "Pending") == "Pending"
+
+
 def makes_room(pods: Iterable[Json], resources: Iterable[str], now_unix_s: float) -> str:
     """The name of one of a node's pods that is about to give GPUs back, empty if there is none.
 

@@ -19,7 +19,14 @@ from pollux_agent.driver.kube.documents import (
 )
 from pollux_agent.driver.kube.logs import LogFollower
 from pollux_agent.driver.kube.manifest import Gang, worker_pod
-from pollux_agent.driver.kube.trouble import Trouble, end_note, makes_room, pod_trouble, was_taken
+from pollux_agent.driver.kube.trouble import (
+    Trouble,
+    end_note,
+    is_starting,
+    makes_room,
+    pod_trouble,
+    was_taken,
+)
 from pollux_agent.driver.machine import Start
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobFolder, Placement
@@ -32,6 +39,8 @@ _KILL_GRACE_S = 1.0
 _GRACE_MARGIN_S = 5.0
 _LOG_WAIT_S = 5.0
 _RETRY_S = 2.0
+_START_S = 10.0
+"""A pod that starts is not deleted before: the kubelet of Kubernetes 1.20 may let it run on for a minute."""
 
 
 @dataclass(slots=True)
@@ -250,11 +259,13 @@ class KubeWorkers:
             self._press(worker)
 
     def _press(self, worker: _Worker) -> None:
-        """Delete a pod with the present grace; again while the API server has not taken it in."""
+        """Delete a pod with the present grace, once it has started; again while that is not taken in."""
         now_s = time.monotonic()
         pod = self.cache.pods().get(worker.name)
         if pod is not None and (is_terminal(pod) or pod["metadata"]["uid"] != worker.uid):
             return
+        if (pod is None or is_starting(pod)) and now_s < worker.created_s + _START_S:
+            return  # tend() comes back to it
         told = pod is None or bool(pod["metadata"].get("deletionTimestamp"))
         if worker.asked_grace_s == self._grace_s and (told or now_s < worker.asked_s + _RETRY_S):
             return
