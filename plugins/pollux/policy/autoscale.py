@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pollux_agent.model.goodput import GoodputModel
-from pollux_agent.model.throughput import FloatArray
+from pollux_agent.model.throughput import FloatArray, IntArray
 
 HIGH_UTILITY, LOW_UTILITY = 2 / 3, 1 / 2
 """U and L of Pollux section 5.4.1: above U of the ideal goodput a job grows, to where it comes down to L."""
@@ -47,7 +47,7 @@ def by_throughput(model: GoodputModel, nodes: int, gpus_per_node: int, most: int
     return nodes
 
 
-def throughput(model: GoodputModel, nodes: np.ndarray, gpus_per_node: int) -> FloatArray:
+def throughput(model: GoodputModel, nodes: IntArray, gpus_per_node: int) -> FloatArray:
     """Samples a second on each number of nodes, every GPU as full as it gets; useful or not."""
     gpus = nodes * gpus_per_node
     if model.params is None:
@@ -56,10 +56,11 @@ def throughput(model: GoodputModel, nodes: np.ndarray, gpus_per_node: int) -> Fl
     return np.asarray(gpus * local / model.params.step_time(nodes, gpus, local))
 
 
-def full_batch(model: GoodputModel, gpus: np.ndarray | int) -> np.ndarray:
+def full_batch(model: GoodputModel, gpus: IntArray | int) -> IntArray:
     """The largest batch of one GPU whose total on ``gpus`` GPUs stays within the job's limit, at least 1."""
     limits = model.limits
-    return np.maximum(np.minimum(limits.max_local_batch_size, limits.max_batch_size // np.asarray(gpus)), 1)
+    share = limits.max_batch_size // np.asarray(gpus)
+    return np.asarray(np.clip(share, 1, max(limits.max_local_batch_size, 1)))
 
 
 AUTOSCALERS: dict[str, Autoscaler] = {"goodput": by_goodput, "throughput": by_throughput}
