@@ -33,7 +33,9 @@ class JobSpec:
     ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
     statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
     number to the script. ``model`` names what is trained, so that a later run of the same model can start
-    from this one's fit.
+    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few), and
+    ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until ``reserved_until_unix_s``
+    (either may be left out) the job has first claim on its ``min_gpus``.
 
     Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
     what is not supported yet.
@@ -56,6 +58,8 @@ class JobSpec:
     preemptible: bool = True
     gpu_types: tuple[str, ...] = ()
     gpus_per_replica: PositiveInt = 1
+    priority: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    team: Annotated[str, Field(max_length=100)] = ""
     reserved_from_unix_s: float | None = None
     reserved_until_unix_s: float | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -94,10 +98,11 @@ class JobSpec:
                 "hybrid-parallel jobs (kind hybrid_parallel, gpus_per_replica above 1) are not "
                 "supported yet; use kind adaptive, strong_scaling or rigid with gpus_per_replica 1"
             )
-        if self.reserved_from_unix_s is not None or self.reserved_until_unix_s is not None:
+        begins, ends = self.reserved_from_unix_s, self.reserved_until_unix_s
+        if begins is not None and ends is not None and ends <= begins:
             raise ValueError(
-                "reservations (reserved_from_unix_s, reserved_until_unix_s) are not supported yet; "
-                "leave both out"
+                f"reserved_until_unix_s is {ends}, not after reserved_from_unix_s {begins}; "
+                "set it later, or leave one out"
             )
         for name in self.env:
             if not _ENV_NAME.fullmatch(name) or name.startswith(_RESERVED_ENV):

@@ -30,7 +30,7 @@ def simulate(
     nodes: Annotated[int, typer.Option(min=1, help="Equal nodes.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs on each of them.")] = 4,
     cluster: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Cluster file instead, or 'sia'.")
+        str | None, typer.Option(metavar="FILE", help="Cluster file instead, 'sia' or 'small'.")
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between decisions.")] = 60.0,
     interference: Annotated[

@@ -8,12 +8,11 @@ from pollux.errors import TraceError
 from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
-from pollux.simulate.job import SimulatedJob
+from pollux.simulate.job import SimulatedJob, limits_of
 from pollux.simulate.setup import BLIND, FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
-from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import JobKind
 
 MAX_GPUS = 64
@@ -142,22 +141,17 @@ class Simulation:
 
     def _new_job(self, request: Request, app: Application) -> SimulatedJob:
         kind = "rigid" if app.single_gpu else self._kind
-        limits = {
-            gpu_type: BatchLimits(
-                initial_batch_size=app.initial_batch_size,
-                max_batch_size=app.max_batch_size,
-                max_local_batch_size=app.local_bounds(gpu_type)[1],
-                min_local_batch_size=app.local_bounds(gpu_type)[0],
-            )
-            for gpu_type in app.times
-        }
+        agent = SimulatedAgent(limits_of(app), self._known.get(app.name, Knowledge()))
+        if self._cluster.profile_alone and kind == "adaptive":
+            for gpu_type in app.times:
+                agent.profile_alone(gpu_type, app.times_alone(gpu_type))
         adaptive_batch = app.max_batch_size if app.single_gpu else app.initial_batch_size
         return SimulatedJob(
             request=request,
             app=app,
             kind=kind,
             profiled=kind == "adaptive" or self._settings.policy.name in FIXED_SIZE.keys() - BLIND,
-            agent=SimulatedAgent(limits, self._known.get(app.name, Knowledge())),
+            agent=agent,
             restart_s=self._cluster.restart_s.get(app.name, self._settings.restart_s),
             batch_size=adaptive_batch if self._kind == "adaptive" else request.batch_size,
             divisor=self._cluster.goodput_divisor.get(app.name, 1.0),
@@ -209,6 +203,8 @@ class Simulation:
             initial_batch_size=app.initial_batch_size if adaptive else job.batch_size,
             max_batch_size=app.max_batch_size,
             max_local_batch_size=high,
+            max_local_batch_size_of={kind: app.local_bounds(kind)[1] for kind in app.times},
+            restarting=job.restart_left_s > 0,
             min_local_batch_size=low if adaptive else 1,
             placement=job.placement,
             age_s=now_s - job.request.submitted_s,

@@ -1,11 +1,27 @@
 """A simulated job: the recorded truth of its training, moved on in time, and what its agent knows of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pollux.simulate.agent import SimulatedAgent
 from pollux.simulate.split import split_batch
 from pollux.traces import Application, Request
+from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import JobKind, Placement
+
+
+def limits_of(app: Application) -> Mapping[str, BatchLimits]:
+    """What an adaptive job's batch sizes may be, by type of GPU."""
+    bounds = {gpu_type: app.local_bounds(gpu_type) for gpu_type in app.times}
+    return {
+        gpu_type: BatchLimits(
+            initial_batch_size=app.initial_batch_size,
+            max_batch_size=app.max_batch_size,
+            max_local_batch_size=high,
+            min_local_batch_size=low,
+        )
+        for gpu_type, (low, high) in bounds.items()
+    }
 
 
 @dataclass(slots=True, kw_only=True)

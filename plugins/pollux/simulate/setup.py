@@ -16,7 +16,7 @@ from pollux.traces.application import DEFAULT_TYPE
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, decode, from_plain
 
-PRESETS = ("sia",)
+PRESETS = ("sia", "small")
 
 FIXED_SIZE: Mapping[str, JobKind] = {
     "tiresias": "rigid",

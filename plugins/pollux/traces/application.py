@@ -17,6 +17,9 @@ Floats = NDArray[np.float64]
 DEFAULT_TYPE = "gpu"
 """The type of GPU whose files have no suffix; the type of nodes of which nothing else is said."""
 
+_ALONE = 10
+"""Batch sizes profiled on one GPU; Sia section 3.2."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _VALIDATION = re.compile(r"validation-([1-9][0-9]{0,9})\.csv")
 _LOCAL_LIMITS: Mapping[tuple[str, str], int] = {("yolov3", ""): 8, ("deepspeech2", "rtx"): 57}
@@ -68,6 +71,12 @@ class Application:
     def step_times(self, gpu_type: str, shape: Shape, local_bsz: int) -> tuple[float, float]:
         """(step_s, sync_s) on a placement."""
         return self.times[gpu_type].at(shape, local_bsz)
+
+    def times_alone(self, gpu_type: str) -> Mapping[int, tuple[float, float]]:
+        """(step_s, sync_s) on one GPU by local batch size: the least, the largest, and some between."""
+        low, high = self.local_bounds(gpu_type)
+        sizes = np.unique(np.rint(np.geomspace(low, high, _ALONE)).astype(np.int64)).tolist()
+        return {size: self.step_times(gpu_type, (1,), size) for size in sizes}
 
     def gradients(self, epoch: int, batch_size: int) -> tuple[float, float]:
         """(squared gradient norm, gradient variance at M0), between the two neighbouring validation runs."""
