@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Results = Mapping[str, dict[str, Any]]
 """Entries of results.json by the name of their case."""
 
+_RHO_MARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+
 PAPERS_RESTARTS_S = 420.0
 """Seconds between two re-allocations of a job; Pollux section 5.2."""
 
@@ -72,9 +74,10 @@ def _lines(figure: "Figure", section: Section, results: Results) -> None:
     axes = figure.subplots()
     for number, (label, values) in enumerate(means(section, results).items()):
         heights = [np.nan if value is None else value for value in values]
-        axes.plot(section.values, heights, marker="o", label=label, color=colour(label, number), lw=1.8)
+        dash = "--" if number % 2 else "-"
+        axes.plot(section.values, heights, dash, marker="o", label=label, color=colour(label, number), lw=1.8)
     axes.set(xlabel=section.axis, ylabel="mean completion time (h)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.12 * axes.dataLim.y1)
     axes.legend(fontsize=8, frameon=False)
 
 
@@ -86,6 +89,9 @@ def _fairness(figure: "Figure", section: Section, results: Results) -> None:
         axes.step(rho, share, where="post", color=colour(curve.label, number), label=curve.label, lw=1.6)
     axes.axvline(1.0, color="black", lw=0.8, ls="--")
     axes.set(xscale="log", xlabel="finish-time fairness rho", ylabel="share of jobs", ylim=(0, 1.01))
+    marks = [mark for mark in _RHO_MARKS if axes.get_xlim()[0] <= mark <= axes.get_xlim()[1]]
+    axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    axes.minorticks_off()
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 
@@ -96,18 +102,19 @@ def _rho(results: Results, point: Sequence[ReportCase]) -> "np.ndarray[Any, np.d
 
 def _timeline(figure: "Figure", section: Section, results: Results) -> None:
     figure.set_size_inches(8, 6)
-    gpus, efficiency, waiting = figure.subplots(3, sharex=True)
+    active, gpus, efficiency = figure.subplots(3, sharex=True)
     for number, curve in enumerate(section.curves):
         line = results[curve.points[0][0].name]["timeline"]
         time_h, shade = np.array(line["time_s"]) / 3600, colour(curve.label, number)
-        gpus.step(time_h, line["gpus"], where="post", color=shade, lw=1.0, label=curve.label)
-        shown = np.where(np.array(line["gpus"]) > 0, line["efficiency"], np.nan)
+        gpus.step(time_h, line["gpus"], where="post", color=shade, lw=1.0)
+        shown = np.where(np.array(line["efficiency"]) > 0, line["efficiency"], np.nan)
         efficiency.plot(time_h, shown, color=shade, lw=1.0)
-        waiting.step(time_h, line["waiting"], where="post", color=shade, lw=1.0)
+        jobs = np.array(line["running"]) + np.array(line["waiting"])
+        active.step(time_h, jobs, where="post", color=shade, lw=1.0, label=curve.label)
     gpus.set(ylabel="GPUs given", ylim=(0, None))
-    efficiency.set(ylabel="efficiency", ylim=(0, 1.05))
-    waiting.set(ylabel="jobs waiting", ylim=(0, None), xlabel="hours")
-    gpus.legend(fontsize=8, frameon=False, loc="upper right")
+    efficiency.set(ylabel="efficiency", ylim=(0, 1.05), xlabel="hours")
+    active.set(ylabel="active jobs", ylim=(0, None))
+    active.legend(fontsize=8, frameon=False, loc="upper right")
 
 
 def _restarts(figure: "Figure", section: Section, results: Results) -> None:

@@ -32,7 +32,8 @@ td:first-child,th:first-child{text-align:left;padding-left:0}
 th{color:var(--soft);font-weight:600}
 .wide{overflow-x:auto}
 code{background:var(--tint);border:1px solid var(--line);border-radius:4px;padding:.1rem .35rem;
-  font-size:.82rem;overflow-wrap:anywhere;display:inline-block;margin:.12rem 0}
+  font-size:.8rem;display:inline-block;margin:.12rem 0;max-width:100%;overflow-x:auto;white-space:nowrap;
+  vertical-align:bottom}
 @media(max-width:60rem){body{display:block;padding:0 1rem}nav{position:static;height:auto}}
 """
 

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pollux.report.cases import ReportCase, command
 
+_SYNTHETIC, _SMALL = "synthetic", "small"
+"""The set of few and short jobs, and the cluster that it fills."""
+
 Kind = Literal["bars", "lines", "fairness", "timeline", "restarts", "applications"]
 
 
@@ -98,7 +101,8 @@ class Workloads:
 
     def _cases(self, folder: str, options: Mapping[str, Any]) -> tuple[ReportCase, ...]:
         options = dict(options)
-        policy, cluster = options.pop("policy"), options.pop("cluster", "")
+        policy = options.pop("policy")
+        cluster = options.pop("cluster", _SMALL if folder == _SYNTHETIC else "")
         words = [policy, *(f"{key}={value}" for key, value in sorted(options.items()) if value), cluster]
         return tuple(
             ReportCase(
@@ -107,7 +111,7 @@ class Workloads:
                 policy=policy,
                 options=options,
                 cluster=cluster,
-                first=self._first,
+                first=None if folder == _SYNTHETIC else self._first,
             )
             for name in self._sets.get(folder, ())
         )

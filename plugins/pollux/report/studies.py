@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pollux.report.cases import ReportCase, command
 from pollux.report.catalog import QUICK_JOBS
 from pollux.report.counterexample import BATCHES, EXAMPLE_S, SIGMAS, UPDATE_S, fastest, table, train
 from pollux.report.parts import COLOURS, Part, colour, hours
@@ -178,7 +179,7 @@ def _autoscaling(document: Document, app: str) -> Part:
         (
             f"by {rental['policy']}",
             hours(rental["seconds"]),
-            hours(rental["node_s"], 1),
+            hours(rental["node_s"]),
             str(rental["restarts"]),
             str(max(rental["course"]["nodes"])),
             f"{sum(rental['course']['efficiency']) / len(rental['course']['efficiency']):.0%}",
@@ -188,15 +189,12 @@ def _autoscaling(document: Document, app: str) -> Part:
     return Part(
         key="autoscaling",
         title="Autoscaling in a cloud",
-        text=f"One training that rents up to {_CLOUD_NODES} nodes. Throughput scales from the first "
-        "minute, so an "
-        "autoscaler that goes by it rents all nodes at once, while large batches bring little; goodput "
-        "grows with "
-        f"the gradient noise. Here going by goodput costs {cheap['node_s'] / fast['node_s']:.2f} times as "
-        "much and "
-        f"takes {cheap['seconds'] / fast['seconds']:.2f} times as long. Pollux, section 5.4.1 and Fig. 9, "
-        "saw 0.75 "
-        "and 1.06 for ImageNet; the other rule is that of Or et al.",
+        text=f"One training that rents up to {_CLOUD_NODES} nodes. By throughput (Or et al.) it takes nodes "
+        "as long as they process more examples, and they do from the first minute; by goodput as long as "
+        "that brings progress, so that its nodes grow with the noise of its gradients. Going by goodput "
+        f"costs {cheap['node_s'] / fast['node_s']:.2f} times as much here and takes "
+        f"{cheap['seconds'] / fast['seconds']:.2f} times as long. Pollux, section 5.4.1 and Fig. 9, saw 0.75 "
+        "and 1.06 for ImageNet.",
         workloads=f"application {app}",
         commands=(f"pollux autoscale --traces TRACES --application {app} --nodes {_CLOUD_NODES}",),
         draw=draw,
@@ -206,14 +204,22 @@ def _autoscaling(document: Document, app: str) -> Part:
 
 
 def _followed(traces: Path, workload: str, *, quick: bool) -> Document:
-    from pollux.report.cases import ReportCase
     from pollux.simulate.follow import follow_longest
 
-    case = ReportCase(
-        group="follow", workload=workload, policy="pollux", options={}, first=QUICK_JOBS if quick else None
-    )
-    _, course = follow_longest(case.run(traces))
+    _, course = follow_longest(_followed_case(workload, quick=quick).run(traces))
     return asdict(course)
+
+
+def _followed_case(workload: str, *, quick: bool) -> ReportCase:
+    synthetic = workload.startswith("synthetic/")
+    return ReportCase(
+        group="follow",
+        workload=workload,
+        policy="pollux",
+        options={},
+        cluster="small" if synthetic else "",
+        first=QUICK_JOBS if quick and not synthetic else None,
+    )
 
 
 def _co_adaptation(document: Document, workload: str, *, quick: bool) -> Part:
@@ -234,7 +240,7 @@ def _co_adaptation(document: Document, workload: str, *, quick: bool) -> Part:
         axes.set_xlabel("hours")
 
     rows = [_quarter(document, number) for number in range(4)]
-    first = f" --first {QUICK_JOBS}" if quick else ""
+    case = _followed_case(workload, quick=quick)
     return Part(
         key="co-adaptation",
         title="One job co-adapts",
@@ -244,8 +250,8 @@ def _co_adaptation(document: Document, workload: str, *, quick: bool) -> Part:
         "shrinks, which makes each example count for more. Late in training noise allows larger batches "
         "at the "
         "same efficiency. Pollux, Fig. 6.",
-        workloads=workload + (f" (first {QUICK_JOBS} jobs)" if quick else ""),
-        commands=(f"pollux simulate --traces TRACES --workload {workload} --policy pollux{first}",),
+        workloads=case.data,
+        commands=(command(case),),
         draw=draw,
         head=("quarter of its life", "active jobs", "GPUs", "batch size", "efficiency"),
         rows=rows,

@@ -71,17 +71,20 @@ def test_every_section_names_commands_that_simulate_knows(traces: Path) -> None:
         for case in (case for section in shown for case in section.cases):
             words = command(case).split()
             assert {word for word in words if word.startswith("--")} <= known
-            assert ("--first" in words) is quick
+            assert "--cluster" in words
             assert case.data.startswith("synthetic/workload-1")
 
 
 def test_a_quick_report_takes_the_first_jobs_by_submission_and_says_so(traces: Path) -> None:
+    (traces / "workloads/philly-1.0").mkdir()
     late = "\n".join(f"job-{number},{1000 - number},bert,1,12" for number in range(20))
-    (traces / "workloads/synthetic/workload-1.csv").write_text(WORKLOAD.splitlines()[0] + "\n" + late + "\n")
+    (traces / "workloads/philly-1.0/workload-1.csv").write_text(f"{WORKLOAD.splitlines()[0]}\n{late}\n")
     case = next(sections(traces, ["workload-1"], quick=True)[0].cases)
     requests = case.run(traces).workload.requests
     assert [request.name for request in requests] == [f"job-{19 - number}" for number in range(QUICK_JOBS)]
-    assert case.data == f"synthetic/workload-1 (first {QUICK_JOBS} jobs)"
+    assert case.data == f"philly-1.0/workload-1 (first {QUICK_JOBS} jobs)"
+    assert command(case).endswith(f"--first {QUICK_JOBS}")
+    assert next(sections(traces, ["workload-1"])[0].cases).data == "philly-1.0/workload-1"
 
 
 def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
