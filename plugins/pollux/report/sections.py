@@ -103,7 +103,9 @@ class Workloads:
         options = dict(options)
         policy = options.pop("policy")
         cluster = options.pop("cluster", _SMALL if folder == _SYNTHETIC else "")
-        words = [policy, *(f"{key}={value}" for key, value in sorted(options.items()) if value), cluster]
+        if not options.get("earlier_fits", True):
+            del options["earlier_fits"]  # the same simulation, whoever asks for it
+        words = [policy, *(f"{key}={value}" for key, value in sorted(options.items())), cluster]
         return tuple(
             ReportCase(
                 group=" ".join(word for word in words if word),

@@ -75,6 +75,13 @@ def test_every_section_names_commands_that_simulate_knows(traces: Path) -> None:
             assert case.data.startswith("synthetic/workload-1")
 
 
+def test_simulations_of_one_name_are_the_same_and_others_have_other_names(traces: Path) -> None:
+    cases = [case for section in sections(traces, ["workload-1"]) for case in section.cases]
+    by_name = {case.name: command(case) for case in cases}
+    assert all(by_name[case.name] == command(case) for case in cases)
+    assert len(set(by_name.values())) == len(by_name)
+
+
 def test_a_quick_report_takes_the_first_jobs_by_submission_and_says_so(traces: Path) -> None:
     (traces / "workloads/philly-1.0").mkdir()
     late = "\n".join(f"job-{number},{1000 - number},bert,1,12" for number in range(20))
