@@ -61,7 +61,7 @@ def autoscale(
     if as_json:
         typer.echo(json.dumps([_plain(rental) for rental in rentals], indent=2))
     else:
-        _print(rentals, settings.gpus_per_node)
+        _print(rentals)
 
 
 def _plain(rental: "Rental") -> dict[str, object]:
@@ -76,20 +76,18 @@ def _plain(rental: "Rental") -> dict[str, object]:
     }
 
 
-def _print(rentals: "list[Rental]", gpus_per_node: int) -> None:
+def _print(rentals: "list[Rental]") -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{rentals[0].application} on rented nodes", title_justify="left")
-    for heading in ("by", "hours", "node hours", "GPU hours", "restarts", "most nodes", "mean efficiency"):
+    for heading in ("by", "hours", "node hours", "restarts", "most nodes", "efficiency"):
         table.add_column(heading, justify="left" if heading == "by" else "right")
     for rental in rentals:
-        hours = rental.node_s / 3600
         table.add_row(
             rental.policy,
             f"{rental.seconds / 3600:.2f}",
-            f"{hours:.1f}",
-            f"{hours * gpus_per_node:.1f}",
+            f"{rental.node_s / 3600:.1f}",
             str(rental.restarts),
             str(max(moment.nodes for moment in rental.course)),
             f"{rental.efficiency:.0%}",
