@@ -204,9 +204,9 @@ def _autoscaling(document: Document, app: str) -> Part:
 
 
 def _followed(traces: Path, workload: str, *, quick: bool) -> Document:
-    from pollux.simulate.follow import follow_longest
+    from pollux.simulate.follow import follow
 
-    _, course = follow_longest(_followed_case(workload, quick=quick).run(traces))
+    _, course = follow(_followed_case(workload, quick=quick).run(traces))
     return asdict(course)
 
 

@@ -40,6 +40,7 @@ class Isolation:
 
     def _on_type(self, job: SimulatedJob, gpu_type: str, gpus: float) -> float:
         submitted_s = job.request.submitted_s
+        gpus /= job.app.gpus_per_replica(gpu_type)
         wait_s = max(ceil(submitted_s / self.interval_s), 1) * self.interval_s - submitted_s
         if gpus <= 1:
             return (wait_s + self._whole(job, gpu_type, 1)) / gpus
@@ -48,8 +49,9 @@ class Isolation:
         return wait_s + times[0] + (gpus - low) * (times[1] - times[0])
 
     def _whole(self, job: SimulatedJob, gpu_type: str, gpus: int) -> float:
-        """From first start to end."""
+        """From first start to end on so many GPUs, or replicas of a pipeline."""
         most = 1 if job.app.single_gpu else self.cluster.most_gpus(gpu_type)
+        most //= job.app.gpus_per_replica(gpu_type)
         key = (job.app.name, gpu_type, min(gpus, max(most, 1)), job.restart_s, job.divisor)
         if key not in self._known:
             self._known[key] = self._simulate(job, gpu_type, key[2])
@@ -60,7 +62,7 @@ class Isolation:
         alone = SimulatedJob(
             request=job.request,
             app=job.app,
-            kind="rigid" if job.app.single_gpu else "adaptive",
+            kind="rigid" if job.app.single_gpu else "hybrid_parallel" if job.app.is_pipeline else "adaptive",
             profiled=True,
             agent=SimulatedAgent(limits_of(job.app), Knowledge()),
             restart_s=job.restart_s,
@@ -71,7 +73,7 @@ class Isolation:
         while alone.completed_s is None:
             if size < gpus:
                 size = min(max(2 * size, 1), gpus)
-                shape = packed(size, width)
+                shape = packed(size * job.app.gpus_per_replica(gpu_type), width)
                 alone.place({f"n{node}": count for node, count in enumerate(shape)}, gpu_type, now_s)
             alone.advance(now_s, self.interval_s, 0.0)
             now_s += self.interval_s

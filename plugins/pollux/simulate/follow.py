@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pollux.simulate.engine import Outcome, Progress, Round, Simulation
-from pollux.simulate.job import SimulatedJob
+from pollux.simulate.job import TUNED, SimulatedJob
 from pollux.simulate.runner import Run
 from pollux.simulate.setup import ClusterSetup, RunSettings
 from pollux.traces import Application, Workload, read_application
@@ -39,7 +39,7 @@ class FollowedSimulation(Simulation):
     def _cycle(self, number: int, now_s: float, decide_s: list[float]) -> Round:
         done = super()._cycle(number, now_s, decide_s)
         for name, job in self._active.items():
-            batch = job.gpus * job.local_bsz * (job.accumulation + 1) if job.placement else 0
+            batch = job.replicas * job.local_bsz * (job.accumulation + 1) if job.placement else 0
             useful = job.efficiency if job.placement else 0.0
             self._seen.setdefault(name, []).append((now_s, job.gpus, batch, useful, len(self._active)))
         return done
@@ -58,8 +58,10 @@ class FollowedSimulation(Simulation):
         )
 
 
-def follow_longest(run: Run, progress: Progress = lambda done: None) -> tuple[Outcome, Course]:
-    """Simulate, and follow the job that took the most GPU time of those that adapt.
+def follow(
+    run: Run, job: str | None = None, progress: Progress = lambda done: None
+) -> tuple[Outcome, Course]:
+    """Simulate, and follow the job of that name, else the one that adapts and took the most GPU time.
 
     Raises TraceError, and what a policy raises.
     """
@@ -68,5 +70,6 @@ def follow_longest(run: Run, progress: Progress = lambda done: None) -> tuple[Ou
     apps = {name: read_application(run.traces, name, types) for name in names}
     followed = FollowedSimulation(run.workload, apps, run.cluster, run.settings)
     outcome = followed.run(progress)
-    adaptive = [job for job in outcome.jobs if job.kind == "adaptive"]
-    return outcome, followed.course(max(adaptive or outcome.jobs, key=lambda job: job.attained_gpu_s))
+    named = [each for each in outcome.jobs if each.request.name == job]
+    tuned = [each for each in outcome.jobs if each.kind in TUNED]
+    return outcome, followed.course(max(named or tuned or outcome.jobs, key=lambda each: each.attained_gpu_s))

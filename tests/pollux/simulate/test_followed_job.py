@@ -5,7 +5,7 @@ from dataclasses import replace
 from simulation_builder import apps, settings, workload
 
 from pollux.simulate.engine import Simulation
-from pollux.simulate.follow import follow_longest
+from pollux.simulate.follow import follow
 from pollux.simulate.runner import Run
 from pollux.simulate.setup import uniform
 from pollux.simulate.synthetic import synthetic_traces
@@ -15,7 +15,7 @@ JOBS = workload((0, "resnet18", 4, 512), (600, "deepspeech2", 2, 80), (900, "ber
 
 def test_the_job_of_most_gpu_time_is_followed_and_the_outcome_is_the_same() -> None:
     run = Run(traces=synthetic_traces(), workload=JOBS, cluster=uniform(2, 4), settings=settings("pollux"))
-    outcome, course = follow_longest(run)
+    outcome, course = follow(run)
     alone = Simulation(JOBS, apps(), run.cluster, run.settings).run()
     assert [job.completed_s for job in outcome.jobs] == [job.completed_s for job in alone.jobs]
     longest = max(outcome.jobs, key=lambda job: job.attained_gpu_s)
