@@ -81,9 +81,7 @@ def expected_s(snapshot: Snapshot) -> Floats:
     return np.maximum(age_s, HORIZON_S)
 
 
-def gains(
-    snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats, expected: Floats
-) -> Floats:
+def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats, expected: Floats) -> Floats:
     """What each option (O) saves of a job's cost without GPUs, the largest saving being 100."""
     jobs = len(snapshot.jobs)
     priority = np.array([job.priority for job in snapshot.jobs])
