@@ -24,7 +24,7 @@ $(VENV)/.setup-stamp: requirements.txt constraints.txt agent/pyproject.toml plug
 peers: .peers/.stamp  ## make .peers with AdaptDL, which benchmarks compare with
 	@echo "peers: .peers is ready"
 
-.peers/.stamp: .ci/peers.txt .ci/peers
+.peers/.stamp: .ci/peers.txt .ci/peers-alone.txt .ci/peers
 	@.ci/peers "$(PYTHON)" .peers
 	@touch $@
 

@@ -32,6 +32,18 @@ def run_tool(
     return found
 
 
+def account_kubeconfig(admin: Path, namespace: str, account: str, path: Path) -> Path:
+    """Write to ``path`` the kubeconfig of a ServiceAccount, with a token that the API server issued."""
+    made = run_tool("kubectl", "create", "token", account, "-n", namespace, kubeconfig=admin)
+    config = yaml.safe_load(admin.read_text())
+    (context,) = (c for c in config["contexts"] if c["name"] == config["current-context"])
+    config["users"] = [{"name": "account", "user": {"token": made.stdout.strip()}}]
+    context["context"]["user"] = "account"
+    path.write_text(yaml.safe_dump(config))
+    path.chmod(0o600)
+    return path
+
+
 def render(values: Mapping[str, Any] | None = None, *, release: str = "pollux") -> list[Manifest]:
     """All objects of the chart, the test's pod included."""
     found = run_tool(

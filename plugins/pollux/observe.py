@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from pollux.cluster.base import ClusterJob, ClusterView
+from pollux.policy import HEED_CLAIMS, HEED_PRIORITY
 from pollux.settings import Settings
-from pollux.snapshot import Job, Node, PolicySettings, Snapshot
+from pollux.snapshot import DEFAULT_RESTART_S, Job, Node, PolicySettings, Snapshot
 from pollux.store import JobRecord
 from pollux_agent.protocol import Placement, Report
 
 STALE_REPORT_S = 300.0
 """A job that holds GPUs and has not reported for this long is named in its decision's reason."""
+
+_LONGEST_RESTART = 3.0
+"""A restart that takes so many times as long as the job's own mean counts as one no more."""
 
 
 def is_ours(job: ClusterJob, settings: Settings) -> bool:
@@ -50,7 +54,8 @@ def build_snapshot(
         interval_s=settings.interval_s,
         policy=PolicySettings(name=settings.policy, fairness_p=settings.fairness_p, seed=settings.seed),
         nodes=nodes,
-        jobs=tuple(_job(job, records[job.job_id], sizes, now_unix_s) for job in taking_part),
+        jobs=tuple(_job(job, records[job.job_id], sizes, now_unix_s, settings) for job in taking_part),
+        quotas=settings.quotas,
         state=state,
     )
 
@@ -62,7 +67,9 @@ def occupied(job: ClusterJob) -> Placement:
     return {name: max(held.get(name, 0), given.get(name, 0)) for name in held.keys() | given.keys()}
 
 
-def _job(job: ClusterJob, record: JobRecord, sizes: Mapping[str, int], now_unix_s: float) -> Job:
+def _job(
+    job: ClusterJob, record: JobRecord, sizes: Mapping[str, int], now_unix_s: float, settings: Settings
+) -> Job:
     spec, status, report = job.spec, job.status, record.report
     remarks = list(record.remarks)
     if report is not None and not _is_about(report, job):
@@ -73,6 +80,7 @@ def _job(job: ClusterJob, record: JobRecord, sizes: Mapping[str, int], now_unix_
         )
         report = None
     remarks += _silence(job, report, now_unix_s)
+    remarks += _unheeded(job, settings)
     placement = job.allocation.placement
     gone = [name for name, gpus in placement.items() if gpus > sizes.get(name, 0)]
     if gone:
@@ -102,6 +110,13 @@ def _job(job: ClusterJob, record: JobRecord, sizes: Mapping[str, int], now_unix_
         target_progress=report.target_progress if report else None,
         decision=job.allocation.decision,
         remarks=tuple(remarks),
+        restarting=_is_restarting(job, _restart_s(report), now_unix_s),
+        gpus_per_replica=spec.gpus_per_replica,
+        reserved_from_unix_s=spec.reserved_from_unix_s,
+        reserved_until_unix_s=spec.reserved_until_unix_s,
+        priority=spec.priority,
+        team=spec.team,
+        model=spec.model,
     )
 
 
@@ -125,6 +140,27 @@ def _silence(job: ClusterJob, report: Report | None, now_unix_s: float) -> list[
         return []
     used = "; its last fit is used" if report and report.fits else ""
     return [f"{job.spec.name} has not reported for {silent_s / 60:.0f} minutes{used}"]
+
+
+def _unheeded(job: ClusterJob, settings: Settings) -> list[str]:
+    """A remark on what the job asks for and the policy does not know."""
+    spec, policy = job.spec, settings.policy
+    asked = {
+        "priority": spec.priority != 1.0 and policy not in HEED_PRIORITY,
+        "reservation": (spec.reserved_from_unix_s, spec.reserved_until_unix_s) != (None, None)
+        and policy not in HEED_CLAIMS,
+        "team's quota": spec.team in settings.quotas and policy not in HEED_CLAIMS,
+    }
+    unheeded = [name for name, is_so in asked.items() if is_so]
+    return [f"policy {policy} does not heed its {' and '.join(unheeded)}"] if unheeded else []
+
+
+def _is_restarting(job: ClusterJob, restart_s: float | None, now_unix_s: float) -> bool:
+    """Whether workers were stopped or started and have not trained yet, for not much longer than usual."""
+    if job.status.phase not in ("starting", "stopping"):
+        return False
+    usual_s = DEFAULT_RESTART_S if restart_s is None else restart_s
+    return now_unix_s - job.status.since_unix_s <= _LONGEST_RESTART * usual_s
 
 
 def _restart_s(report: Report | None) -> float | None:

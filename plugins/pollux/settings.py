@@ -1,5 +1,6 @@
 """The scheduler's settings, read from the environment in one place and by a call, never at import."""
 
+import json
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -28,8 +29,8 @@ class Settings:
     access to Airflow's REST API; ``free_wait_s`` is how long an act waits for the GPUs of shrinking jobs;
     ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but writes nothing
     to the cluster or to jobs' runs; ``keep_decisions`` is how many saved decisions stay, all of them by
-    default; ``metrics_token`` is a file with the bearer token that reads the metrics, without which there
-    are none.
+    default; ``quotas`` bounds the GPUs that the jobs of a team hold together, read from JSON;
+    ``metrics_token`` is a file with the bearer token that reads the metrics, without which there are none.
     """
 
     state: Path
@@ -42,6 +43,7 @@ class Settings:
     free_wait_s: Annotated[float, Field(ge=0, le=MAX_INTERVAL_S)] = 20.0
     shadow: bool = False
     keep_decisions: Annotated[int, Field(ge=1)] | None = None
+    quotas: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     scripts: Path | None = None
     experiment: str = "pollux"
     decisions_experiment: str = "pollux-decisions"
@@ -86,9 +88,20 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
         name = "MLFLOW_TRACKING_URI" if field == "mlflow_tracking_uri" else "POLLUX_" + field.upper()
         if environ.get(name):
             plain[field] = environ[name]
+    if "quotas" in plain:
+        plain["quotas"] = _quotas(str(plain["quotas"]))
     if "state" not in plain:
         raise ConfigError("POLLUX_STATE: not set; name the state folder of the stack")
     try:
         return from_plain(Settings, plain)
     except DocumentError as error:
         raise ConfigError(f"environment: {error} (each field is read from POLLUX_<FIELD>)") from None
+
+
+def _quotas(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(
+            f'POLLUX_QUOTAS: {text[:80]!r} is no JSON; name teams and their GPUs, as in {{"red": 4}}'
+        ) from None

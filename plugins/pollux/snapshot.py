@@ -54,13 +54,14 @@ class Job:
     ``progress`` and ``target_progress`` count steps of size M0.
 
     ``gpus_seen`` is the largest count measured per GPU type: a fit of a type that is absent there, or 1,
-    knows nothing of synchronisation. ``gpus_per_replica`` is what one replica of a hybrid-parallel job
-    takes, ``gpus_per_replica_of`` the same where it differs by GPU type. From ``reserved_from_unix_s`` until
-    ``reserved_until_unix_s`` the job has first claim on its ``min_gpus``. ``priority`` says how much the job
-    counts and ``team`` whose quota it uses. ``model`` names what is trained. ``estimator`` says what its
-    goodput is: of a training, the throughput of batch inference, or whether inference of one batch meets
-    ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in simulations only, and
-    :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
+    knows nothing of synchronisation. ``max_local_batch_size_of`` says what fits in memory where that differs
+    by GPU type. A job that is ``restarting`` has not taken a step on its GPUs yet. ``gpus_per_replica`` is
+    what one replica of a hybrid-parallel job takes, ``gpus_per_replica_of`` the same where it differs by GPU
+    type. From ``reserved_from_unix_s`` until ``reserved_until_unix_s`` the job has first claim on its
+    ``min_gpus``. ``priority`` says how much the job counts and ``team`` whose quota it uses. ``model`` names
+    what is trained. ``estimator`` says what its goodput is: of a training, the throughput of batch inference,
+    or whether inference of one batch meets ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in
+    simulations only, and :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
     """
 
     job_id: str
@@ -87,6 +88,8 @@ class Job:
     decision: Count = 0
     remarks: tuple[str, ...] = ()
     gpus_seen: Mapping[str, Count] = Field(default_factory=dict)
+    max_local_batch_size_of: Mapping[str, Positive] = Field(default_factory=dict)
+    restarting: bool = False
     gpus_per_replica: Positive = 1
     gpus_per_replica_of: Mapping[str, Positive] = Field(default_factory=dict)
     reserved_from_unix_s: float | None = None
@@ -102,6 +105,11 @@ class Job:
     def num_gpus(self) -> int:
         """GPUs that the job holds now."""
         return sum(self.placement.values())
+
+    def local_limit(self, gpu_type: str) -> int:
+        """Largest batch size of one GPU of that type; never below the least."""
+        most = self.max_local_batch_size_of.get(gpu_type, self.max_local_batch_size)
+        return max(most, self.min_local_batch_size)
 
     @property
     def gpu_limit(self) -> int:

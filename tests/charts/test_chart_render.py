@@ -260,3 +260,29 @@ def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple
         deeper = isinstance(value, dict) and value and key not in _WHOLE
         found += _leaves(value, (*path, key)) if deeper else [(*path, key)]
     return found
+
+
+def training_pod(values: Mapping[str, Any]) -> dict[str, Any]:
+    assert named(render(values), "ConfigMap", "pollux-settings")["data"]["POLLUX_KUBE_POD_TEMPLATE"]
+    found = yaml.safe_load(named(render(values), "ConfigMap", "pollux-training")["data"]["pod.yaml"])
+    assert (found.pop("apiVersion"), found.pop("kind")) == ("v1", "Pod")
+    return dict(found)
+
+
+def test_a_training_image_runs_in_a_confined_pod() -> None:
+    spec = training_pod({"training": {"image": "registry/training:1"}})["spec"]
+    (container,) = spec["containers"]
+    assert (container["name"], container["image"]) == ("base", "registry/training:1")
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert spec["serviceAccountName"] == "pollux-worker"
+
+
+def test_a_whole_training_pod_is_taken_as_it_is() -> None:
+    pod = {"spec": {"containers": [{"name": "base", "image": "i:1"}], "imagePullSecrets": [{"name": "s"}]}}
+    assert training_pod({"training": {"image": "another:1", "pod": {"kind": "Pod", **pod}}}) == pod
+
+
+def test_without_either_tasks_have_to_name_their_image() -> None:
+    data = named(render(), "ConfigMap", "pollux-settings")["data"]
+    assert "POLLUX_KUBE_POD_TEMPLATE" not in data

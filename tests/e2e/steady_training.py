@@ -1,7 +1,8 @@
 """A training for tests: small steps, a tenth of a second apart, each of which is logged and printed.
 
 It takes --steps steps, or ends at the first step that finds the file --until. With --raise-at it raises at
-that step, each time, or with --marker once, when it makes that file.
+that step, each time, or with --marker once, when it makes that file; with --hoard-at it likewise takes 8 GiB
+of memory.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--until", type=Path)
     parser.add_argument("--raise-at", type=int, default=-1)
+    parser.add_argument("--hoard-at", type=int, default=-1)
     parser.add_argument("--marker", type=Path)
     arguments = parser.parse_args()
 
@@ -50,10 +52,13 @@ def main() -> None:
             job.log(walked=job.step)
             if job.rank == 0:
                 print(f"step {job.step}", flush=True)
-            if job.step == arguments.raise_at and not (arguments.marker and arguments.marker.exists()):
+            due = job.step in (arguments.raise_at, arguments.hoard_at)
+            if due and not (arguments.marker and arguments.marker.exists()):
                 if arguments.marker:
                     arguments.marker.touch()
-                raise RuntimeError("broken on purpose")
+                if job.step == arguments.raise_at:
+                    raise RuntimeError("broken on purpose")
+                print(len(b"x" * (8 << 30)))
             if arguments.until and everywhere(arguments.until.exists()):
                 job.finish()
                 return

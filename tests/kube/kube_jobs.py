@@ -22,9 +22,12 @@ LEASE = timedelta(seconds=30)
 class SteadyJob:
     """One steady training, driven by hand as a scheduler would."""
 
-    def __init__(self, cluster: KubeCluster, space: str, **fields: Any) -> None:
+    def __init__(
+        self, cluster: KubeCluster, space: str, *, deployment: str = "airflow", **fields: Any
+    ) -> None:
         self.cluster = cluster
         self.space = space
+        self.deployment = deployment
         self.id = f"job-{uuid4().hex[:8]}"
         self.spec = JobSpec(
             **{
@@ -41,7 +44,7 @@ class SteadyJob:
         self.submit()
 
     def submit(self) -> ClusterJob:
-        identity = JobIdentity(deployment="airflow", dag_id="train", run_id=self.id, task_id="train")
+        identity = JobIdentity(deployment=self.deployment, dag_id="train", run_id=self.id, task_id="train")
         return self.cluster.submit(self.id, identity=identity, spec=self.spec, run_id=None)
 
     @property
@@ -84,6 +87,10 @@ class SteadyJob:
         found = self.cluster.api.items(pod_path(self.space), labelSelector=selector)
         return [pod for pod in found if not doc.is_terminal(pod)]
 
+    def sizes(self) -> dict[str, int]:
+        """GPUs that each node gives, as a scheduler sees it."""
+        return {node.name: node.gpus for node in self.cluster.observe().nodes}
+
     def end(self) -> None:
         try:
             self.cluster.stop(self.id, "failed")
@@ -93,10 +100,8 @@ class SteadyJob:
             return
 
 
-@contextmanager
-def tenant(kube: TestKube, space: str, node: str, gpus: int) -> Iterator[None]:
-    """Somebody else's pod that holds GPUs."""
-    name = f"tenant-{uuid4().hex[:8]}"
+def tenant_pod(name: str, node: str, gpus: int) -> dict[str, Any]:
+    """A pod of somebody else that holds GPUs."""
     container = {
         "name": "base",
         "image": "localhost/busybox:1",
@@ -104,10 +109,16 @@ def tenant(kube: TestKube, space: str, node: str, gpus: int) -> Iterator[None]:
         "resources": {"limits": {GPU: str(gpus)}},
     }
     spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
-    kube.api.create(pod_path(space), {"metadata": {"name": name}, "spec": spec})
-    path = pod_path(space, name)
-    awaited(lambda: kube.api.get(path)["status"].get("phase"), lambda phase: phase == "Running", 60)
+    return {"metadata": {"name": name}, "spec": spec | {"terminationGracePeriodSeconds": 0}}
+
+
+@contextmanager
+def tenant(kube: TestKube, space: str, node: str, gpus: int) -> Iterator[None]:
+    """Somebody else's pod, once it runs."""
+    path = pod_path(space, name := f"tenant-{uuid4().hex[:8]}")
+    kube.api.create(pod_path(space), tenant_pod(name, node, gpus))
     try:
+        awaited(lambda: kube.api.get(path)["status"].get("phase"), lambda phase: phase == "Running", 60)
         yield
     finally:
         kube.api.delete(path, grace_s=0)

@@ -86,7 +86,7 @@ class TestKube:
         }
         api.create(f"{roles}/rolebindings", binding)
         for account in ("default", DRIVER_ACCOUNT):
-            awaited(lambda account=account: _has_token(api, f"{accounts}/{account}"))
+            awaited(lambda account=account: has_token(api, f"{accounts}/{account}"))
         return name
 
     def settings(self, namespace: str, jobs: Path, **fields: Any) -> KubeSettings:
@@ -198,7 +198,7 @@ def fake_node(api: KubeApi, name: str, gpus: int, **meta: Any) -> None:
     api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
 
-def _has_token(api: KubeApi, path: str) -> bool:
+def has_token(api: KubeApi, path: str) -> bool:
     """Servers before 1.24 refuse pods of an account that has no token yet; later ones make no secret."""
     try:
         version = api.get("/version")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from helm_runs import CHART, NAMESPACE, VALUE_SETS, render, run_tool
-from kube_nodes import _has_token, awaited
+from helm_runs import CHART, NAMESPACE, VALUE_SETS, account_kubeconfig, render, run_tool
+from kube_nodes import awaited, has_token
 
 from pollux.doctor.rights import ROLES, Right
 from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api, pod_path
@@ -48,14 +47,7 @@ def kubeconfig_of(admin: Path) -> Iterator[KubeconfigOf]:
     folder = Path(tempfile.mkdtemp(prefix="pollux-accounts-"))
 
     def make(namespace: str, account: str) -> Path:
-        made = run_tool("kubectl", "create", "token", account, "-n", namespace, kubeconfig=admin)
-        config = yaml.safe_load(admin.read_text())
-        (context,) = (c for c in config["contexts"] if c["name"] == config["current-context"])
-        config["users"] = [{"name": "account", "user": {"token": made.stdout.strip()}}]
-        context["context"]["user"] = "account"
-        path = folder / f"{namespace}-{account}"
-        path.write_text(yaml.safe_dump(config))
-        return path
+        return account_kubeconfig(admin, namespace, account, folder / f"{namespace}-{account}")
 
     yield make
     shutil.rmtree(folder)
@@ -69,7 +61,7 @@ def api(admin: Path) -> Iterator[KubeApi]:
         api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     api.create(accounts, {"metadata": {"name": "airflow-worker"}})
-    awaited(lambda: _has_token(api, f"{accounts}/default"))
+    awaited(lambda: has_token(api, f"{accounts}/default"))
     yield api
     for namespace in (NAMESPACE, *TEAMS):
         api.delete(f"/api/v1/namespaces/{namespace}")
@@ -196,7 +188,7 @@ def test_uninstalling_leaves_what_running_jobs_need_and_a_new_install_takes_it_o
         "metadata": {"name": "job", "labels": {"pollux.dev/role": "driver"}},
         "spec": {"serviceAccountName": "pollux-driver", "containers": [{"name": "base", "image": "none:1"}]},
     }
-    awaited(lambda: _has_token(api, "/api/v1/namespaces/team-a/serviceaccounts/pollux-driver"))
+    awaited(lambda: has_token(api, "/api/v1/namespaces/team-a/serviceaccounts/pollux-driver"))
     uid = api.create(pod_path("team-a"), pod)["metadata"]["uid"]
     claim = "/api/v1/namespaces/team-a/persistentvolumeclaims/pollux-checkpoints"
     claimed = api.get(claim)["metadata"]["uid"]

@@ -1,10 +1,15 @@
-"""The minute DAG schedules real trainings on real nodes: shrunk for a newcomer, grown when it is gone."""
+"""The minute DAG schedules real trainings on real nodes: shrunk for a newcomer, grown when it is gone, moved
+off a lost node; and a person's acts reach the job.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
-from kube_nodes import GPU, TOP, TestKube, awaited, long_run
-from kube_stack import KubeStack, kube_stack
+from kube_jobs import tenant
+from kube_nodes import TOP, TestKube, awaited, long_run
+from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
 from mlflow import MlflowClient
 
 from pollux_agent.driver.kube.api import pod_path
@@ -13,6 +18,7 @@ from pollux_agent.driver.kube.documents import JOB_DIR
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 TARGET = 0.95
+EPOCHS = 100
 NODES = {"node-0": 4, "node-1": 4}
 
 
@@ -20,48 +26,25 @@ NODES = {"node-0": 4, "node-1": 4}
 def stack(kube: TestKube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeStack]:
     for name, gpus in NODES.items():
         kube.node_up(name, gpus)
-    namespace = kube.namespace("training")
-    with kube_stack(kube, namespace, tmp_path_factory.mktemp("kube")) as running:
+    with kube_stack(kube, "training", tmp_path_factory.mktemp("kube")) as running:
         yield running
 
 
 @pytest.fixture
 def tenants(stack: KubeStack) -> Iterator[None]:
     """Somebody else's pods, which leave one GPU on each node."""
-    path = pod_path(stack.namespace)
-    for node, gpus in NODES.items():
-        body = {
-            "metadata": {"name": f"tenant-{node}"},
-            "spec": {
-                "nodeSelector": {"kubernetes.io/hostname": node},
-                "terminationGracePeriodSeconds": 0,
-                "containers": [
-                    {
-                        "name": "base",
-                        "image": "localhost/busybox:1",
-                        "command": ["sleep", "3600"],
-                        "resources": {"limits": {GPU: str(gpus - 1)}},
-                    }
-                ],
-            },
-        }
-        stack.kube.api.create(path, body)
-    for node in NODES:
-        tenant = f"{path}/tenant-{node}"
-        awaited(lambda tenant=tenant: stack.kube.api.get(tenant)["status"]["phase"] == "Running")
-    yield
-    for node in NODES:
-        stack.kube.api.delete(f"{path}/tenant-{node}", grace_s=0)
+    with ExitStack() as running:
+        for node, gpus in NODES.items():
+            running.enter_context(tenant(stack.kube, stack.namespace, node, gpus - 1))
+        yield
 
 
 @long_run
-def test_digits_shrinks_for_a_newcomer_grows_again_and_reaches_its_target(
-    stack: KubeStack, tenants: None
-) -> None:
+def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeStack, tenants: None) -> None:
     digits = stack.train(
         name="digits",
         script=str(TOP / "agent/examples/digits.py"),
-        epochs=60,
+        epochs=EPOCHS,
         max_gpus=2,
         initial_batch_size=32,
     )
@@ -82,9 +65,18 @@ def test_digits_shrinks_for_a_newcomer_grows_again_and_reaches_its_target(
     assert [pod["spec"]["automountServiceAccountToken"] for pod in pods] == [False, False]
     (stack.jobs / other.job_id / "stop").touch()
     newcomer.wait(lambda job, task: task.state == "success", "the newcomer ends")
-    digits.wait(
-        lambda job, task: task.state == "success" or digits.runs_on(2)(job, task), "digits grows again"
-    )
+    digits.wait(digits.runs_on(2), "digits grows again")
+    lost = next(node for node in NODES if node != stack.driver_node(job.job_id))
+    stack.kube.node_down(lost, crash=True)
+    try:
+        before = digits.job.status.incarnation
+        digits.wait(
+            lambda job, task: digits.runs_on(1)(job, task) and job.status.incarnation > before,
+            "digits goes on without the node that is lost",
+        )
+        assert lost not in digits.job.status.held
+    finally:
+        stack.kube.node_up(lost, NODES[lost])
     digits.wait(lambda job, task: task.state == "success", "digits is done", 600)
 
     assert digits.task.try_number == 1
@@ -103,3 +95,78 @@ def test_digits_shrinks_for_a_newcomer_grows_again_and_reaches_its_target(
     reasons = {event["reason"] for event in told if event["involvedObject"]["name"] == job.job_id}
     assert {"Placed", "Grown", "Shrunk"} <= reasons
     awaited(stack.cluster.held, lambda held: not held, 30)
+
+
+@pytest.fixture
+def train(stack: KubeStack) -> Iterator[Callable[..., KubeTraining]]:
+    """Start a steady training of one GPU that ends once its folder holds a file ``stop``."""
+    started = []
+
+    def start(dag: str = DAG, **conf: Any) -> KubeTraining:
+        steady = {
+            "script": str(TOP / "tests/e2e/steady_training.py"),
+            "arguments": ["--until", f"{JOB_DIR}/stop"],
+            "kind": "rigid",
+            "scaling_rule": "none",
+            "initial_batch_size": 8,
+            "max_local_batch_size": 8,
+            "max_gpus": 1,
+        }
+        started.append(stack.train(dag, **steady | conf))
+        return started[-1]
+
+    yield start
+    for training in started:
+        training.abandon()
+
+
+@long_run
+def test_a_persons_acts_on_the_task_reach_the_job(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    training = train(name="by-hand")
+    first = training.wait(training.runs_on(1), "it runs")
+    training.wait(lambda job, task: task.state == "deferred", "its task waits for it")
+    training.set_state("failed")
+    failed = training.wait(lambda job, task: job.status.phase == "ended", "marked failed: it ends")
+    assert failed.status.stop == "failed"
+    awaited(stack.cluster.held, lambda held: failed.job_id not in held, 60)
+
+    training.clear()
+    again = training.wait(
+        lambda job, task: (
+            training.runs_on(1)(job, task) and job.status.incarnation > first.status.incarnation
+        ),
+        "cleared: it runs again",
+    )
+    assert (again.job_id, again.mlflow_run_id) == (failed.job_id, first.mlflow_run_id)
+
+    training.wait(lambda job, task: task.state == "deferred", "its task waits for it again")
+    training.set_state("success")
+    done = training.wait(lambda job, task: job.status.phase == "ended", "marked success: it ends")
+    assert done.status.stop == "success"
+    assert training.task.state == "success"
+
+
+@long_run
+def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    training = train(SYNC_DAG, name="waited-for")
+    first = training.wait(training.runs_on(1), "it runs")
+    assert training.task.state == "running"
+    training.end_process()
+    again = training.wait(
+        lambda job, task: (
+            task.try_number == 2
+            and training.runs_on(1)(job, task)
+            and job.status.incarnation > first.status.incarnation
+        ),
+        "the retry resumes it",
+    )
+    assert again.mlflow_run_id == first.mlflow_run_id
+    assert "writes a checkpoint and ends" in training.log(1)
+    (stack.jobs / again.job_id / "stop").touch()
+    training.wait(lambda job, task: task.state == "success", "it is done")
+    events = training.events(again.job_id, again.status.incarnation)
+    assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"

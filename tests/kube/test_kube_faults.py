@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_jobs import SteadyJob, tenant
+from kube_jobs import SteadyJob, tenant, tenant_pod
 from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run
 
 from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterUnavailable, Refused, UnknownJob
-from pollux_agent.driver.kube.api import pod_path
+from pollux_agent.driver.kube.api import KubeError, pod_path
+from pollux_agent.driver.kube.documents import JOB_DIR
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 
 NODES = {"node-0": 4, "node-1": 4}
 NAMESPACE = "faults"
+AWAY_S = 60.0
+PLACE_WAIT_S = 12
 Start = Callable[..., SteadyJob]
 
 
@@ -31,7 +34,7 @@ def space(kube: TestKube) -> str:
 
 @pytest.fixture
 def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
-    settings = kube.settings(space, tmp_path / "jobs", place_wait_s=12.0, lost_after_s=3.0)
+    settings = kube.settings(space, tmp_path / "jobs", place_wait_s=PLACE_WAIT_S, lost_after_s=3.0)
     started: list[SteadyJob] = []
 
     def start(pod: dict[str, Any] | None = None, **fields: Any) -> SteadyJob:
@@ -46,21 +49,35 @@ def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
         job.end()
 
 
+def evict(kube: TestKube, name: str) -> None:
+    """As a drain does; the group's version depends on the server's."""
+    body = {"metadata": {"name": name, "namespace": NAMESPACE}, "kind": "Eviction"}
+    try:
+        kube.api.create(pod_path(NAMESPACE, name, "eviction"), {"apiVersion": "policy/v1", **body})
+    except KubeError:
+        kube.api.create(pod_path(NAMESPACE, name, "eviction"), {"apiVersion": "policy/v1beta1", **body})
+
+
 def test_an_evicted_worker_comes_back_from_its_checkpoint(kube: TestKube, start: Start) -> None:
     job = start()
     job.give({"node-0": 1, "node-1": 1})
     first = job.runs_on({"node-0": 1, "node-1": 1})
-    victim = job.pods()[0]["metadata"]["name"]
-    body = {"metadata": {"name": victim, "namespace": NAMESPACE}, "kind": "Eviction"}
-    for version in ("policy/v1", "policy/v1beta1"):
-        try:
-            kube.api.create(pod_path(NAMESPACE, victim, "eviction"), {"apiVersion": version, **body})
-            break
-        except Exception:
-            continue
+    evict(kube, job.pods()[0]["metadata"]["name"])
     again = job.runs_on({"node-0": 1, "node-1": 1}, above=first.status.incarnation)
     assert again.status.outcome is None
     assert len(job.pods()) == 2
+
+
+def test_gpus_of_a_pod_that_is_about_to_end_are_waited_for(kube: TestKube, start: Start) -> None:
+    leaver = tenant_pod("leaver", "node-0", 4)
+    leaver["spec"]["terminationGracePeriodSeconds"] = 2 * PLACE_WAIT_S  # which it takes: it hears no SIGTERM
+    kube.api.create(pod_path(NAMESPACE), leaver)
+    path = pod_path(NAMESPACE, "leaver")
+    awaited(lambda: kube.api.get(path)["status"].get("phase"), lambda phase: phase == "Running", 60)
+    job = start()
+    kube.api.delete(path)
+    job.force({"node-0": 1})
+    assert job.runs_on({"node-0": 1}).status.incarnation == 1
 
 
 @long_run
@@ -166,11 +183,12 @@ def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Sta
         slow.api.read_s = 0.5
         with pytest.raises(ClusterUnavailable):
             slow.observe()
-        time.sleep(15)
+        time.sleep(AWAY_S)
     finally:
         os.kill(pid, signal.SIGCONT)
     after = awaited(lambda: job.now, lambda now: now.status.phase == "running", 60)
     assert after.status.incarnation == first.status.incarnation
+    awaited(job.sizes, lambda sizes: sizes == NODES, 60)
     job.give({"node-0": 2})
     job.runs_on({"node-0": 2})
 
@@ -197,3 +215,57 @@ def test_a_quota_caps_what_is_given(kube: TestKube, start: Start) -> None:
         assert sum(node.gpus for node in nodes) == 3
     finally:
         kube.api.delete(f"{path}/gpus")
+
+
+@long_run
+def test_a_worker_that_runs_out_of_memory_comes_back_and_the_log_says_why(start: Start) -> None:
+    pod = host_pod()
+    pod["spec"]["containers"][0]["resources"]["limits"] = {"memory": "1536Mi"}
+    other = start()
+    other.give({"node-0": 1})
+    untouched = other.runs_on({"node-0": 1}).status.incarnation
+    job = start(pod, arguments=["--hoard-at", "30", "--marker", f"{JOB_DIR}/hoarded"])
+    job.give({"node-1": 1})
+    job.runs_on({"node-1": 1}, above=1)
+    told = "\n".join(job.cluster.logs(job.id).lines)
+    assert "OOMKilled" in told
+    assert "raise its limit" in told
+    assert other.now.status.incarnation == untouched
+
+
+@long_run
+def test_a_cordoned_node_keeps_what_it_has_and_a_drained_one_is_left(kube: TestKube, start: Start) -> None:
+    job, other = start(), start()
+    job.give({"node-1": 1})
+    first = job.runs_on({"node-1": 1}).status
+    kube.api.patch("/api/v1/nodes/node-1", {"spec": {"unschedulable": True}})
+    try:
+        awaited(job.sizes, lambda sizes: sizes == {"node-0": 4, "node-1": 1}, 30)
+        with pytest.raises(Refused, match="node-1"):
+            other.give({"node-1": 2})
+        assert job.now.status.incarnation == first.incarnation
+        evict(kube, job.pods()[0]["metadata"]["name"])
+        awaited(job.sizes, lambda sizes: not sizes.get("node-1"), 60)
+        job.give({"node-0": 1})
+        job.runs_on({"node-0": 1}, above=first.incarnation)
+        assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
+    finally:
+        kube.api.patch("/api/v1/nodes/node-1", {"spec": {"unschedulable": None}})
+    awaited(job.sizes, lambda sizes: sizes == NODES, 30)
+
+
+@long_run
+def test_a_pod_that_ends_for_ever_holds_nobody_up(kube: TestKube, start: Start) -> None:
+    job, other = start(), start()
+    job.give({"node-0": 3})
+    first = job.runs_on({"node-0": 3}).status
+    stuck = pod_path(NAMESPACE, job.pods()[0]["metadata"]["name"])
+    kube.api.patch(stuck, {"metadata": {"finalizers": ["pollux.dev/of-a-test"]}})
+    try:
+        job.give({"node-1": 1})
+        job.runs_on({"node-1": 1}, above=first.incarnation)
+        assert kube.api.get(stuck)["metadata"]["deletionTimestamp"]
+        other.give({"node-0": 2})
+        other.runs_on({"node-0": 2})
+    finally:
+        kube.api.patch(stuck, {"metadata": {"finalizers": None}})

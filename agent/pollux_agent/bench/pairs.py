@@ -10,7 +10,7 @@ NOISE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """Median ratio of each variant to the baseline run beside it, and that of the baseline to itself."""
+    """Median ratio of each variant to the baseline runs beside it, and that of the baseline to itself."""
 
     medians: Mapping[str, float]
     baseline: float
@@ -33,8 +33,9 @@ def alternate(
 ) -> Ratios:
     """Run baseline and variants in turn, ``pairs`` times, and on to ``most_pairs`` while it is too noisy.
 
-    ``run`` gives the seconds of one run. Each variant is paired with a baseline run right beside it, in an
-    order that turns round with every round, so that a drift of the machine falls on both sides alike.
+    ``run`` gives the seconds of one run. Each variant is held against the mean of the baseline runs right
+    before and behind it, in which a steady drift of the machine cancels; for the baseline against itself the
+    order turns round with every round.
     """
     order = [baseline]
     for variant in variants:
@@ -47,7 +48,8 @@ def alternate(
         if number % 2:
             took.reverse()
         for place, variant in enumerate(variants):
-            seconds[variant].append(took[2 * place + 1] / took[2 * place])
+            before_s, variant_s, after_s = took[2 * place : 2 * place + 3]
+            seconds[variant].append(2 * variant_s / (before_s + after_s))
         seconds[baseline].append(took[2] / took[0])
         baselines += took[::2]
         ratios = Ratios(

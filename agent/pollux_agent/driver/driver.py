@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from pollux_agent.driver.machine import FINAL_PHASES, Action, Kill, Seen, Signal, Start, Timing, turn
-from pollux_agent.driver.records import completion, highest_step, log_tail, outcomes
+from pollux_agent.driver.records import completion, highest_step, log_tail, outcomes, unsaved
 from pollux_agent.driver.state import DriverState, StopReason
 from pollux_agent.protocol import Allocation, DriverEvent, JobFolder, Placement
 from pollux_agent.records import append_line
@@ -125,6 +125,7 @@ class Driver:
             complete=completion(self._folder),
             outcomes=outcomes(self._folder, incarnation),
             step=highest_step(self._folder, incarnation) if gone or self.state.phase == "starting" else None,
+            unsaved="" if waits else unsaved(self._folder, incarnation),
             log_tail=log_tail(self._folder, incarnation, self.state.placement) if gone else "",
             taken=gone and isinstance(self._workers, TakenWorkers) and self._workers.taken(),
             idle_s=0.0 if waits else self._idle_s(now_unix_s),

@@ -51,9 +51,10 @@ class Seen:
     ``gang`` says for each node whether its processes live, None without a gang. ``blocked`` says why the
     wanted placement cannot start yet, empty if it can. ``complete`` is the completion marker, if it was
     written. ``outcomes`` are those of the present incarnation, ``step`` the highest step it reached, None
-    before its first; ``log_tail`` the last lines it printed. ``taken``: the cluster took workers away
-    (evicted, out of devices, a node lost), so that an end without progress says nothing about the script.
-    ``idle_s`` has passed since rank 0 last left word of a step, or of anything else.
+    before its first; ``unsaved`` says why checkpoints cannot be written, ``log_tail`` the last lines it
+    printed. ``taken``: the cluster took workers away (evicted, out of devices, a node lost), so that an end
+    without progress says nothing about the script. ``idle_s`` has passed since rank 0 last left word of a
+    step, or of anything else.
     """
 
     now_unix_s: float
@@ -64,6 +65,7 @@ class Seen:
     complete: Outcome | None = None
     outcomes: tuple[Outcome, ...] = ()
     step: int | None = None
+    unsaved: str = ""
     log_tail: str = ""
     taken: bool = False
     idle_s: float = 0.0
@@ -160,11 +162,12 @@ def _working(state: DriverState, seen: Seen, timing: Timing) -> Turn:
         return _broken(state, seen, timing)
     if state.phase == "starting" and seen.step is not None:
         state = replace(state, max_gpus_seen=max(state.max_gpus_seen, state.num_gpus))
-        return Turn(_enter(state, seen, "running", f"trains on {_words(state.placement)}"))
+        return Turn(_enter(state, seen, "running", _trains(state, seen)))
     if state.counted_unix_s is not None and seen.now_unix_s >= state.counted_unix_s + timing.count_every_s:
         counted = state.attained(seen.now_unix_s)
         state = replace(state, attained_gpu_s=counted, counted_unix_s=seen.now_unix_s)
-    return Turn(_say(state, seen, state.message.partition(_IDLE)[0] + _idle(seen)))
+    said = _trains(state, seen) if state.phase == "running" else state.message.partition(_IDLE)[0]
+    return Turn(_say(state, seen, said + _idle(seen)))
 
 
 def _idle(seen: Seen) -> str:
@@ -204,7 +207,7 @@ def _stopping(state: DriverState, seen: Seen, timing: Timing) -> Turn:
 
 def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     """All workers are gone: what does it mean?"""
-    exit_event = _event(state, seen, "exit", state.placement, _how(seen))
+    exit_event = _event(state, seen, "exit", state.placement, f"{_how(seen)}{_but(seen)}")
     asked = (state.signal_unix_s is not None and state.broken_unix_s is None) or seen.gang is None
     failure = _failure(state, seen)
     begin = next((t for t in (state.signal_unix_s, state.broken_unix_s) if t is not None), seen.now_unix_s)
@@ -221,7 +224,8 @@ def _gone(state: DriverState, seen: Seen, timing: Timing) -> Turn:
     if seen.complete is not None:
         answer = _end(state, seen, "done", "training is complete", outcome=seen.complete)
     elif seen.stop is not None:
-        answer = _end(state, seen, "ended", f"ended on request ({seen.stop})", outcome=_last(seen))
+        message = f"ended on request ({seen.stop}){_but(seen)}"
+        answer = _end(state, seen, "ended", message, outcome=_last(seen))
     elif failure is not None:
         answer = _failed(state, seen, failure)
     elif state.fruitless_starts >= timing.max_fruitless_starts:
@@ -320,6 +324,18 @@ def _event(
         placement=dict(placement),
         message=message,
     )
+
+
+def _trains(state: DriverState, seen: Seen) -> str:
+    return f"trains on {_words(state.placement)}{_but(seen)}"
+
+
+def _but(seen: Seen) -> str:
+    """What the job's owner ought to know of its checkpoints."""
+    last = _last(seen)
+    stopped = last is not None and last.kind == "interrupted" and not last.traceback
+    said = last.error if last is not None and stopped else seen.unsaved
+    return f", but {said}" if said else ""
 
 
 def _words(placement: Placement) -> str:

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import Event, JobFolder, Outcome, decode
+from pollux_agent.protocol import Event, JobFolder, Outcome, Unsaved, decode
 from pollux_agent.records import open_regular
 
 _MAX_OUTCOME_BYTES = 1_000_000
 _EVENT_TAIL_BYTES = 4_096
 _LOG_TAIL_BYTES = 4_000
+_MAX_WORDS = 500
 
 
 def outcomes(folder: JobFolder, incarnation: int) -> tuple[Outcome, ...]:
@@ -43,6 +44,16 @@ def last_incarnation(folder: JobFolder) -> int:
     names += [path.stem.removeprefix("events-") for path in folder.root.glob("events-*-*.jsonl")]
     numbers = [name.partition("-")[0] for name in names]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def unsaved(folder: JobFolder, incarnation: int) -> str:
+    """Why an incarnation cannot write checkpoints now, empty while it can."""
+    try:
+        with open_regular(folder.unsaved) as file:
+            word = decode(Unsaved, file.read(_EVENT_TAIL_BYTES))
+    except (OSError, DocumentError):
+        return ""
+    return word.message[:_MAX_WORDS] if word.incarnation == incarnation else ""
 
 
 def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from pollux_agent.protocol.allocation import Allocation, Placement
 from pollux_agent.protocol.codec import DOCUMENT_CONFIG, decode, encode, from_plain, to_plain
 from pollux_agent.protocol.event import DriverEvent, Event
 from pollux_agent.protocol.layout import JobFolder
-from pollux_agent.protocol.outcome import Outcome
+from pollux_agent.protocol.outcome import Outcome, Unsaved
 from pollux_agent.protocol.report import MAX_REPORT_CHARS, REPORT_TAG, Report
 from pollux_agent.protocol.spec import DEFAULT_MAX_BATCH_FACTOR, JobKind, JobSpec, ScalingRule
 
@@ -23,6 +23,7 @@ __all__ = [
     "Placement",
     "Report",
     "ScalingRule",
+    "Unsaved",
     "decode",
     "encode",
     "from_plain",

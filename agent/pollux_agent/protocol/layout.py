@@ -10,6 +10,7 @@
         checkpoints/                        see pollux_agent.torch.checkpoint
         logged.json                         the last step that each metric was logged at
         last-stop.json                      when the last stop on request began and ended its save
+        unsaved.json                        why no checkpoint can be written, while none can: Unsaved
         complete.json                       completion marker: the Outcome of rank 0, kind done
         logs/<incarnation>-<node>.log       what the workers on that node printed
 """
@@ -39,6 +40,10 @@ class JobFolder:
     @property
     def complete(self) -> Path:
         return self.root / "complete.json"
+
+    @property
+    def unsaved(self) -> Path:
+        return self.root / "unsaved.json"
 
     @property
     def logged(self) -> Path:

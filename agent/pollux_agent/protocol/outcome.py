@@ -19,7 +19,8 @@ class Outcome:
 
     done: the last epoch is finished and the completion marker is written. interrupted: stopped on
     request, to be resumed from its checkpoint. failed: the script raised; ``error`` is the exception in
-    one line and ``traceback`` the whole text; ``step`` counts optimizer steps over the whole job, and
+    one line and ``traceback`` the whole text. Where no checkpoint could be written at the end, ``error`` says
+    why, and which one stands. ``step`` counts optimizer steps over the whole job, and
     ``steps_taken`` those of this incarnation (0: it raised before its first step).
     """
 
@@ -34,3 +35,13 @@ class Outcome:
     progress: Annotated[float, Field(ge=0)] = 0.0
     error: str = ""
     traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class Unsaved:
+    """Why checkpoints cannot be written, and which one stands, for as long as that is so."""
+
+    schema: Literal[1] = 1
+    incarnation: Annotated[int, Field(ge=0, strict=True)]
+    time_unix_s: float
+    message: str

@@ -17,6 +17,7 @@ DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _MAX_TEXT_BYTES = 100_000
 """Linux takes 128 KiB for one argument, or one variable with its name."""
 _RESERVED_ENV = ("POLLUX_", "MLFLOW_", "TORCHELASTIC_")
@@ -33,7 +34,11 @@ class JobSpec:
     ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
     statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
     number to the script. ``model`` names what is trained, so that a later run of the same model can start
-    from this one's fit.
+    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few), and
+    ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until ``reserved_until_unix_s``
+    (either may be left out) the job has first claim on its ``min_gpus``. ``checkpoint_url`` is where
+    checkpoints go, each job's into a folder of its own: any URL that fsspec knows in the workers; empty: the
+    job's folder.
 
     Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
     what is not supported yet.
@@ -53,9 +58,12 @@ class JobSpec:
     scaling_rule: ScalingRule = "adascale"
     epochs: PositiveInt | None = None
     model: str = ""
+    checkpoint_url: str = ""
     preemptible: bool = True
     gpu_types: tuple[str, ...] = ()
     gpus_per_replica: PositiveInt = 1
+    priority: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    team: Annotated[str, Field(max_length=100)] = ""
     reserved_from_unix_s: float | None = None
     reserved_until_unix_s: float | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -94,10 +102,16 @@ class JobSpec:
                 "hybrid-parallel jobs (kind hybrid_parallel, gpus_per_replica above 1) are not "
                 "supported yet; use kind adaptive, strong_scaling or rigid with gpus_per_replica 1"
             )
-        if self.reserved_from_unix_s is not None or self.reserved_until_unix_s is not None:
+        begins, ends = self.reserved_from_unix_s, self.reserved_until_unix_s
+        if begins is not None and ends is not None and ends <= begins:
             raise ValueError(
-                "reservations (reserved_from_unix_s, reserved_until_unix_s) are not supported yet; "
-                "leave both out"
+                f"reserved_until_unix_s is {ends}, not after reserved_from_unix_s {begins}; "
+                "set it later, or leave one out"
+            )
+        if self.checkpoint_url and not _URL.match(self.checkpoint_url):
+            raise ValueError(
+                f"checkpoint_url is {self.checkpoint_url[:200]!r}, which is no URL; give one such as "
+                "s3://bucket/folder, or leave it out for the job's folder"
             )
         for name in self.env:
             if not _ENV_NAME.fullmatch(name) or name.startswith(_RESERVED_ENV):

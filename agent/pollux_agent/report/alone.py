@@ -4,11 +4,10 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pollux_agent.protocol import Report
-from pollux_agent.records import write_atomic
+from pollux_agent.records import Note
 from pollux_agent.report.base import NullReporter, Reporter, RunStatus
 from pollux_agent.report.client import connect, in_words
 from pollux_agent.report.reporter import MlflowReporter
@@ -23,9 +22,9 @@ _TIMEOUT_S = 10
 
 
 def open_run(
-    tracking: TrackingSettings | None, *, name: str, incarnation: int, memory: Path | None = None
+    tracking: TrackingSettings | None, *, name: str, incarnation: int, memory: Note | None = None
 ) -> Reporter:
-    """A reporter to the script's own active run, else to the run named in ``tracking`` or in the file
+    """A reporter to the script's own active run, else to the run named in ``tracking`` or in the note
     ``memory``, else to a new one called ``name``, which is noted there; without ``tracking`` to nowhere.
 
     The script's own run is left open at the end. Where MLflow does not answer, a warning says so and nothing
@@ -93,17 +92,17 @@ def _new_run(client: "MlflowClient", tracking: TrackingSettings, name: str) -> s
     return str(client.create_run(experiment_id, run_name=name).info.run_id)
 
 
-def _recalled(tracking: TrackingSettings, memory: Path | None) -> str:
+def _recalled(tracking: TrackingSettings, memory: Note | None) -> str:
     """The run of an earlier start on the same server, empty if there is none."""
     try:
-        noted = json.loads(memory.read_text()) if memory is not None else {}
+        noted = json.loads(memory.read()) if memory is not None else {}
     except (OSError, ValueError):
         return ""
     same = isinstance(noted, dict) and noted.get("tracking_uri") == tracking.tracking_uri
     return str(noted.get("run_id", "")) if same else ""
 
 
-def _remember(tracking: TrackingSettings, run_id: str, memory: Path | None) -> None:
+def _remember(tracking: TrackingSettings, run_id: str, memory: Note | None) -> None:
     if memory is not None:
         note = {"tracking_uri": tracking.tracking_uri, "run_id": run_id}
-        write_atomic(memory, json.dumps(note).encode())
+        memory.write(json.dumps(note).encode())

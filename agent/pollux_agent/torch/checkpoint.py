@@ -4,7 +4,7 @@
 
     checkpoints/
         incarnation                           the newest incarnation that may write
-        checkpoint-<incarnation>-<step>/      appears by a rename, so it is never half written
+        checkpoint-<incarnation>-<step>/      appears at once, so it is never half written
             state.pt                          one torch file
             manifest.json                     its size and SHA-256
         .saving-<random>/                     a save in progress, or what a killed one left
@@ -13,191 +13,219 @@
 import hashlib
 import json
 import logging
-import os
 import pickle
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from numpy._core.multiarray import scalar
 
 from pollux_agent.errors import CheckpointError, FencedError
-from pollux_agent.records import write_atomic
+from pollux_agent.protocol import JobFolder
+from pollux_agent.records import is_full, write_atomic
+from pollux_agent.torch.places import MANIFEST, STATE, Place, open_place
 
 logger = logging.getLogger(__name__)
 
 KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d{6,})-(\d{10,})")
-_SAVING = ".saving-"
-_STATE, _MANIFEST = "state.pt", "manifest.json"
+_INCARNATION, _SINCE = "incarnation", "since"
 _NUMBERS = [type(np.dtype(kind)) for kind in ("bool", "i4", "i8", "f2", "f4", "f8")]
 
 
 class CheckpointStore:
-    """The checkpoints of one job, in one folder that all ranks can read; rank 0 alone claims and saves."""
+    """The checkpoints of one job, in a place that all ranks can read; rank 0 alone claims and saves.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._incarnation = 0
+    The place is a folder, or a URL of an fsspec file system. Those of incarnations below ``since`` are
+    another life's, which was to be forgotten.
+    """
+
+    def __init__(self, place: Place | Path | str, *, since: int = 0) -> None:
+        self.place = open_place(place) if isinstance(place, Path | str) else place
+        self._since, self._incarnation, self._fenced_off = since, 0, False
 
     @property
     def incarnation(self) -> int:
         """The one that was claimed, 0 before."""
         return self._incarnation
 
-    @property
-    def _fence(self) -> Path:
-        return self.folder / "incarnation"
-
     def claim(self, incarnation: int | None = None) -> int:
         """Become the incarnation that may write (None: the next free one), and fence off older ones.
 
-        Raises FencedError if a newer incarnation has claimed the folder.
+        Where there is no room to write that down, a warning says so and the next save does it. Raises
+        FencedError if a newer incarnation has claimed the place, CheckpointError if it cannot be used.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        claimed = self._claimed()
+        try:
+            self.place.prepare()
+            claimed = self._claimed()
+        except OSError as error:
+            raise CheckpointError(f"checkpoints cannot be kept in {self.place}: {error}") from error
         if incarnation is None:
             incarnation = claimed + 1
         if claimed > incarnation:
             raise FencedError(
-                f"incarnation {incarnation} may not write to {self.folder}: incarnation {claimed} has begun"
+                f"incarnation {incarnation} may not write to {self.place}: incarnation {claimed} has begun"
             )
-        write_atomic(self._fence, str(incarnation).encode())
-        for leftover in self.folder.glob(f"{_SAVING}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
         self._incarnation = incarnation
+        try:
+            self._fence_off()
+        except OSError as error:
+            if not is_full(error):
+                raise CheckpointError(f"checkpoints cannot be kept in {self.place}: {error}") from error
+            logger.warning("%s is full; training goes on from what is there: %s", self.place, error)
         return incarnation
 
-    def save(self, state: Mapping[str, Any], *, step: int) -> Path:
-        """Write one checkpoint and drop all but the newest two; a folder that was deleted is made again.
+    def save(self, state: Mapping[str, Any], *, step: int) -> str:
+        """Write one checkpoint, drop all but the newest two, and give its name; a folder that was deleted is
+        made again.
 
-        Raises FencedError if a newer incarnation has begun, and CheckpointError if the disk refuses; the
-        earlier checkpoints are untouched then.
+        Raises FencedError if a newer incarnation has begun, and CheckpointError if the place refuses; the
+        newest of the earlier checkpoints is untouched then, and nothing of this one is left.
         """
-        self._check_fence()
-        target = self.folder / f"checkpoint-{self._incarnation:06d}-{step:010d}"
-        if target.exists():
-            return target
-        saving: Path | None = None
+        name = f"checkpoint-{self._incarnation:06d}-{step:010d}"
         try:
-            if not self._fence.exists():
-                self.claim(self._incarnation)
-            saving = Path(tempfile.mkdtemp(dir=self.folder, prefix=_SAVING))
-            _write_state(saving, state)
-            self._check_fence()
-            saving.rename(target)
-            _sync_folder(self.folder)
+            if self.check_fence() < self._incarnation:
+                self._fenced_off = False
+                self.place.prepare()
+            if name in self.names():
+                return name
+            self._publish(name, state)
+            self.check_fence()
+            for old in self._all()[KEPT:]:
+                self.place.remove(old)
         except (OSError, RuntimeError) as error:
-            raise CheckpointError(f"cannot write {target}: {error}; free some space there") from error
-        finally:
-            if saving is not None:
-                shutil.rmtree(saving, ignore_errors=True)
-        for old in self.paths()[KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
-        return target
+            full = "; free some space there" if is_full(error) else ""
+            raise CheckpointError(f"cannot write {name} to {self.place}: {error}{full}") from error
+        return name
 
-    def paths(self) -> list[Path]:
-        """All checkpoints, newest first, verified or not."""
-        if not self.folder.is_dir():
-            return []
-        named = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(named, key=lambda pair: _order(pair[0]), reverse=True)]
+    def names(self) -> list[str]:
+        """All checkpoints of this life, newest first, verified or not."""
+        return [name for name in self._all() if _order(name)[0] >= self._since]
 
-    def newest(self) -> Path | None:
+    def newest(self) -> str | None:
         """The newest checkpoint that is whole, or None; each one that is not is named in a warning."""
-        for path in self.paths():
-            problem = verify(path)
+        for name in self.names():
+            problem = self.verify(name)
             if problem is None:
-                return path
-            logger.warning("skipping checkpoint %s: %s", path, problem)
+                return name
+            logger.warning("skipping checkpoint %s in %s: %s", name, self.place, problem)
         return None
 
-    def _claimed(self) -> int:
-        try:
-            return int(self._fence.read_text())
-        except (FileNotFoundError, ValueError):
-            newest = self.paths()[:1]
-            return _order(_NAME.fullmatch(newest[0].name))[0] if newest else 0
+    def load(self, name: str, *, map_location: torch.device | str = "cpu") -> dict[str, Any]:
+        """The state saved as ``name``; only tensors, plain values and numpy's numbers are read, never code.
 
-    def _check_fence(self) -> None:
+        Raises CheckpointError if it is not whole, or holds anything else.
+        """
+        try:
+            problem = self.verify(name)
+            if problem is not None:
+                raise CheckpointError(f"{name} in {self.place}: {problem}")
+            state: dict[str, Any] = read_state(self.place.fetch(f"{name}/{STATE}"), map_location=map_location)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{name} in {self.place} holds more than tensors and plain values, which is not safe to "
+                f"load: {error}"
+            ) from error
+        finally:
+            self.place.forget()
+        return state
+
+    def verify(self, name: str) -> str | None:
+        """What is wrong with the checkpoint ``name``, or None if it is as it was written."""
+        try:
+            manifest = json.loads(self.place.read(f"{name}/{MANIFEST}"))
+            size, digest = manifest["bytes"], manifest["sha256"]
+            file = self.place.fetch(f"{name}/{STATE}")
+            found = file.seek(0, 2)
+            if found != size:
+                return f"{STATE} has {found} bytes instead of {size}"
+            file.seek(0)
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                return f"the SHA-256 of {STATE} is not that of {MANIFEST}"
+        except OSError as error:
+            return f"cannot be read: {error}"
+        except (ValueError, KeyError, TypeError):
+            return f"{MANIFEST} is malformed"
+        return None
+
+    def check_fence(self) -> int:
+        """The newest incarnation that the place knows of.
+
+        Raises FencedError if that is a newer one, OSError where the place cannot be read.
+        """
         claimed = self._claimed()
         if claimed > self._incarnation:
             raise FencedError(
-                f"incarnation {self._incarnation} may not write to {self.folder}: "
+                f"incarnation {self._incarnation} may not write to {self.place}: "
                 f"incarnation {claimed} has begun"
             )
+        return claimed
+
+    def _publish(self, name: str, state: Mapping[str, Any]) -> None:
+        """Where two checkpoints and a new one find no room, the older of the two makes way."""
+        try:
+            self._fence_off()
+            self.place.publish(name, lambda file: torch.save(dict(state), file))
+        except (OSError, RuntimeError) as error:
+            kept = self._all()
+            if not is_full(error) or len(kept) < KEPT or self.verify(kept[0]) is not None:
+                raise
+            for old in kept[1:]:
+                self.place.remove(old)
+            self.place.publish(name, lambda file: torch.save(dict(state), file))
+
+    def _fence_off(self) -> None:
+        if not self._fenced_off:
+            self.place.write(_INCARNATION, str(self._incarnation).encode())
+            self._fenced_off = True
+
+    def _claimed(self) -> int:
+        try:
+            return int(self.place.read(_INCARNATION))
+        except (FileNotFoundError, ValueError):
+            newest = self._all()[:1]
+            return _order(newest[0])[0] if newest else 0
+
+    def _all(self) -> list[str]:
+        named = (name for name in self.place.names() if _NAME.fullmatch(name))
+        return sorted(named, key=_order, reverse=True)
 
 
-def load(path: Path, *, map_location: torch.device | str = "cpu") -> dict[str, Any]:
-    """The state saved at ``path``; only tensors, plain values and numpy's numbers are read, never code.
+def first_incarnation(folder: JobFolder, incarnation: int) -> int:
+    """The first incarnation whose checkpoints behind a URL are this life's: that of the last fresh start.
 
-    Raises CheckpointError if it is not whole, or holds anything else.
+    Who starts a job afresh deletes its folder of checkpoints, which holds a note of this number even where
+    the checkpoints are elsewhere. Raises CheckpointError if the note cannot be written.
     """
-    problem = verify(path)
-    if problem is not None:
-        raise CheckpointError(f"{path}: {problem}")
+    note = folder.checkpoints / _SINCE
+    with suppress(FileNotFoundError, ValueError):
+        return int(note.read_text())
+    began = any(folder.events(earlier, 0).exists() for earlier in range(incarnation))
+    since = incarnation if began else 0
     try:
-        state: dict[str, Any] = read_state(path / _STATE, map_location=map_location)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain values, which is not safe to load: {error}"
-        ) from error
-    return state
+        write_atomic(note, str(since).encode())
+    except OSError as error:
+        raise CheckpointError(f"cannot write {note}: {error}; free some space there") from error
+    return since
 
 
-def read_state(file: Path | BinaryIO, *, map_location: torch.device | str = "cpu") -> Any:
+def read_state(file: Path | BinaryIO | BufferedIOBase, *, map_location: torch.device | str = "cpu") -> Any:
     """What torch saved to ``file``: a learning rate that a schedule made with numpy is a number too.
 
     Raises pickle.UnpicklingError for anything that could be code.
     """
+    if not isinstance(file, Path):
+        file.seek(0)
     with torch.serialization.safe_globals([scalar, np.dtype, *_NUMBERS]):
-        return torch.load(file, map_location=map_location, weights_only=True)
+        return torch.load(cast(IO[bytes], file), map_location=map_location, weights_only=True)
 
 
-def verify(path: Path) -> str | None:
-    """What is wrong with the checkpoint at ``path``, or None if it is as it was written."""
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        size, digest = manifest["bytes"], manifest["sha256"]
-        found = (path / _STATE).stat().st_size
-        if found != size:
-            return f"{_STATE} has {found} bytes instead of {size}"
-        if _sha256(path / _STATE) != digest:
-            return f"the SHA-256 of {_STATE} is not that of {_MANIFEST}"
-    except OSError as error:
-        return f"cannot be read: {error}"
-    except (ValueError, KeyError, TypeError):
-        return f"{_MANIFEST} is malformed"
-    return None
-
-
-def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    with (folder / _STATE).open("wb") as file:
-        torch.save(dict(state), file)
-        file.flush()
-        os.fsync(file.fileno())
-    manifest = {"bytes": (folder / _STATE).stat().st_size, "sha256": _sha256(folder / _STATE)}
-    write_atomic(folder / _MANIFEST, json.dumps(manifest).encode())
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _order(match: re.Match[str] | None) -> tuple[int, int]:
+def _order(name: str) -> tuple[int, int]:
+    match = _NAME.fullmatch(name)
     assert match is not None
     return int(match[1]), int(match[2])

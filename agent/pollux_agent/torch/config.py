@@ -10,12 +10,14 @@ from pollux_agent.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
-    """``limits`` bounds the batch; ``epochs`` is None where the script decides."""
+    """``limits`` bounds the batch; ``epochs`` is None where the script decides; ``checkpoint_url`` is empty
+    for the job's folder."""
 
     kind: JobKind
     limits: BatchLimits
     scaling_rule: ScalingRule
     epochs: int | None
+    checkpoint_url: str = ""
 
     @property
     def adaptive(self) -> bool:
@@ -55,6 +57,7 @@ def job_config(
             ),
             scaling_rule=spec.scaling_rule,
             epochs=spec.epochs,
+            checkpoint_url=spec.checkpoint_url,
         )
     largest = DEFAULT_MAX_BATCH_FACTOR * batch_size if max_batch_size is None else max_batch_size
     local = batch_size if max_local_batch_size is None else max_local_batch_size

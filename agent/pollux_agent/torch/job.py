@@ -2,6 +2,7 @@
 
 import logging
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,12 +24,13 @@ from pollux_agent.protocol import ScalingRule as RuleName
 from pollux_agent.report import NullReporter, Reporter, open_reporter
 from pollux_agent.report.alone import open_run
 from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
-from pollux_agent.torch.checkpoint import CheckpointStore
+from pollux_agent.torch.checkpoint import CheckpointStore, first_incarnation
 from pollux_agent.torch.config import job_config, job_spec
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History, process_age_s
 from pollux_agent.torch.journal import Journal
 from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, MapLoader, StreamLoader, dataset_length
+from pollux_agent.torch.places import PlaceNote, open_place
 from pollux_agent.torch.profile import Pace
 from pollux_agent.torch.sampler import ElasticSampler
 from pollux_agent.torch.saver import Saver, Trained
@@ -36,9 +38,10 @@ from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.stepper import Stepper
+from pollux_agent.torch.stopping import StopSignal
 from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry
-from pollux_agent.torch.training import Parts, StopSignal, Training
+from pollux_agent.torch.training import Parts, Training
 from pollux_agent.torch.tuner import Tuner
 from pollux_agent.torch.watch import ProgressWatch
 from pollux_agent.torch.world import join_world
@@ -46,6 +49,8 @@ from pollux_agent.torch.world import join_world
 logger = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_S = 30.0
+_GRACE_S = 30.0
+"""Between SIGTERM and SIGKILL, where nobody says: what Kubernetes grants."""
 _CHECKPOINT_INTERVAL_S = 30.0
 _RUN, _LOGGED = "mlflow-run.json", "logged.json"
 
@@ -86,7 +91,8 @@ class ElasticJob:
     to all replicas, and either the same again after a restart or have ``state_dict``, ``load_state_dict``.
 
     Under a driver the job spec overrules batch sizes, rule and epochs, and checkpoints go to the job's
-    folder; alone they are written if ``checkpoint_dir`` is given. Alone, figures go to the MLflow run that
+    folder or the spec's URL; alone they are written if ``checkpoint_dir`` is given: a path, or any URL that
+    fsspec knows. Alone, figures go to the MLflow run that
     the script has open, else to one of its own at ``mlflow_tracking_uri`` (default MLFLOW_TRACKING_URI), or
     nowhere.
 
@@ -181,8 +187,9 @@ class ElasticJob:
             history=self._history,
             stateful=stateful,
         )
-        self._stop = StopSignal()
+        self._stop = StopSignal(settings.grace_s if settings else _GRACE_S, self._leave_early)
         self._training = self._start(settings, checkpoint_dir, ProgressSchedulers(schedulers))
+        self._stop.overdue = self._training.overdue
         self.loader: ElasticLoader = self._loader(
             train_set,
             LoaderOptions(
@@ -220,8 +227,7 @@ class ElasticJob:
     ) -> Training:
         """Restore what there is to restore, and put together the training that goes on from there."""
         world, trained, config = self._world, self._trained, self._config
-        folder = settings.folder.checkpoints if settings is not None else checkpoint_dir
-        store = CheckpointStore(Path(folder)) if folder is not None else None
+        store = self._store(settings, checkpoint_dir)
         saver = _saver_of(trained.model)(
             store,
             trained,
@@ -230,7 +236,7 @@ class ElasticJob:
         )
         resumed = saver.restore()
         reporter = self._reporter(settings, store)
-        memory = store.folder / _LOGGED if store is not None else None
+        memory = PlaceNote(store.place, _LOGGED) if store is not None else None
         telemetry = Telemetry(reporter, settings, config, self._history, memory=memory)
         self._journal.resumed()
         telemetry.recall()
@@ -272,6 +278,24 @@ class ElasticJob:
             resumed=resumed,
         )
 
+    def _store(
+        self, settings: WorkerSettings | None, checkpoint_dir: str | Path | None
+    ) -> CheckpointStore | None:
+        """In the job's folder, or behind the spec's URL, under a driver; where the script says alone."""
+        if settings is None:
+            return CheckpointStore(checkpoint_dir) if checkpoint_dir is not None else None
+        if not self._config.checkpoint_url:
+            return CheckpointStore(settings.folder.checkpoints)
+        place = open_place(self._config.checkpoint_url, settings.job_id)
+        if self._world.rank != 0:
+            return CheckpointStore(place)
+        return CheckpointStore(place, since=first_incarnation(settings.folder, settings.incarnation))
+
+    def _leave_early(self, late: bool) -> None:
+        """Asked to stop while the checkpoint is still being read."""
+        self._journal.outcome("interrupted")
+        raise SystemExit(0 if self._driven else 128 + signal.SIGTERM)
+
     def _reporter(self, settings: WorkerSettings | None, store: CheckpointStore | None) -> Reporter:
         """To the job's run under a driver; alone to a run of its own where MLflow's address is known."""
         if self._world.rank != 0:
@@ -282,7 +306,7 @@ class ElasticJob:
             tracking_settings(self._tracking_uri),
             name=Path(sys.argv[0]).stem or "training",
             incarnation=store.incarnation if store is not None else 0,
-            memory=store.folder / _RUN if store is not None else None,
+            memory=PlaceNote(store.place, _RUN) if store is not None else None,
         )
 
     def epochs(self, num_epochs: float) -> Iterator[int]:

@@ -3,10 +3,10 @@
 import logging
 import time
 
-from pollux_agent.protocol import Event, Outcome
+from pollux_agent.protocol import Event, Outcome, Unsaved, encode
 from pollux_agent.protocol.event import EventName
 from pollux_agent.protocol.outcome import OutcomeKind
-from pollux_agent.records import append_line, write_completion, write_outcome
+from pollux_agent.records import Room, append_line, outcome_room, write_completion, write_outcome
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.history import History
 from pollux_agent.torch.restarts import Restart
@@ -24,7 +24,10 @@ class Journal:
         self._settings, self._world, self._history = settings, world, history
         self._last_step_event_s = float("-inf")
         self._first_step = history.step
+        self._unsaved, self._unwritten = "", False
         self.restart = Restart(settings)
+        if settings is not None:
+            self._have_room(settings)
 
     def resumed(self) -> None:
         """The history is that of a checkpoint now."""
@@ -53,8 +56,11 @@ class Journal:
         )
         try:
             append_line(self._settings.folder.events(self._settings.incarnation, self._world.rank), line)
+            self._unwritten = False
         except OSError as error:
-            logger.warning("the event %s is not written down: %s", event, error)
+            if not self._unwritten:
+                logger.warning("events are not written down for now: %s", error)
+            self._unwritten = True
 
     def step(self, *, batch_size: int) -> None:
         """An optimizer step: the first one is written, then at most one a second."""
@@ -62,6 +68,41 @@ class Journal:
         if now - self._last_step_event_s >= STEP_EVENT_INTERVAL_S:
             self._last_step_event_s = now
             self.event("step", batch_size=batch_size)
+
+    def saved(self) -> None:
+        """A checkpoint is written, as one is expected to be."""
+        if self._unsaved:
+            logger.warning("checkpoints are written again, from step %d", self._history.step)
+            self._unsaved = ""
+            if self._settings is not None:
+                self._have_room(self._settings)
+
+    def unsaved(self, why: str, *, standing_step: int | None) -> None:
+        """No checkpoint can be written: say so once, in the log and to the driver, until one is again."""
+        first = not self._unsaved
+        self._unsaved = self._not_saved(why, standing_step)
+        if not first or self._world.rank != 0:
+            return
+        logger.error("%s; training goes on, and saving is tried again and again", self._unsaved)
+        if self._settings is None:
+            return
+        word = Unsaved(incarnation=self._settings.incarnation, time_unix_s=time.time(), message=self._unsaved)
+        try:
+            _word_room(self._settings).write(self._settings.folder.unsaved, encode(word).encode())
+        except OSError as error:
+            logger.warning("%s is not written: %s", self._settings.folder.unsaved, error)
+
+    def stands(self, why: str, *, standing_step: int | None) -> None:
+        """The end comes without a checkpoint: say so in the log, and with the outcome."""
+        self._unsaved = self._not_saved(why, standing_step)
+        if self._world.rank == 0:
+            logger.error("%s", self._unsaved)
+
+    def _not_saved(self, why: str, standing_step: int | None) -> str:
+        stands = f"the checkpoint of step {standing_step} stands"
+        if standing_step is None:
+            stands = "there is no checkpoint"
+        return f"step {self._history.step} is not saved: {why}; {stands}"
 
     def saved_to_stop(self, saving_unix_s: float) -> None:
         """Leave word of the save made on request, which began then and is done now."""
@@ -85,7 +126,24 @@ class Journal:
             step=self._history.step,
             steps_taken=self.steps_taken,
             progress=self._history.progress,
+            error=self._unsaved if self._world.rank == 0 else "",
         )
         if kind == "done" and self._world.rank == 0:
             write_completion(self._settings.folder, outcome)
         write_outcome(self._settings.folder, outcome)
+        if self._world.rank == 0:
+            _word_room(self._settings).release()
+
+    def _have_room(self, settings: WorkerSettings) -> None:
+        """Checkpoints can be written, or are thought to be: have room to say that they can not."""
+        folder, rank = settings.folder, self._world.rank
+        if rank == 0:
+            folder.unsaved.unlink(missing_ok=True)
+            _word_room(settings).reserve()
+        for left in folder.outcomes.glob(f".room-*-{rank}"):
+            Room(left).release()
+        outcome_room(folder, settings.incarnation, rank).reserve()
+
+
+def _word_room(settings: WorkerSettings) -> Room:
+    return Room(settings.folder.outcomes / ".room-unsaved")

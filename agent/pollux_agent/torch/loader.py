@@ -1,9 +1,13 @@
 """The elastic loader: gives the user's loop one micro-batch after another, and counts what was consumed."""
 
+import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event as EndingFlag
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -163,7 +167,7 @@ class MapLoader(_Loader):
         self._dataset, self._sampler = dataset, sampler
 
     def _read(self, plan: BatchPlan) -> Iterator[Read]:
-        options = self._options
+        options, ending = self._options, _ending(self._options)
         feed = _Feed(self._sampler, plan, self._rank, self._num_replicas)
         loader: DataLoader[Any] = DataLoader(
             self._dataset,
@@ -171,11 +175,15 @@ class MapLoader(_Loader):
             num_workers=options.num_workers,
             collate_fn=options.collate_fn,
             pin_memory=options.pin_memory,
-            worker_init_fn=_WorkerInit(options.worker_init_fn),
+            worker_init_fn=_WorkerInit(options.worker_init_fn, ending),
             generator=self._generator(),
         )
-        for batch in loader:
-            yield batch, feed.loaded.popleft(), None
+        try:
+            for batch in loader:
+                yield batch, feed.loaded.popleft(), None
+        finally:
+            if ending is not None:
+                ending.set()
 
 
 class StreamLoader(_Loader):
@@ -203,7 +211,7 @@ class StreamLoader(_Loader):
         self.follows_plan = options.num_workers == 0
 
     def _read(self, plan: BatchPlan) -> Iterator[Read]:
-        options = self._options
+        options, ending = self._options, _ending(self._options)
         reader = StreamReader(
             self._dataset,
             self._position,
@@ -213,14 +221,19 @@ class StreamLoader(_Loader):
             least=self._least,
             collate=options.collate_fn or default_collate,
         )
-        yield from DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             reader,
             batch_size=None,
             num_workers=min(options.num_workers, 1),
             pin_memory=options.pin_memory,
-            worker_init_fn=_WorkerInit(options.worker_init_fn),
+            worker_init_fn=_WorkerInit(options.worker_init_fn, ending),
             generator=self._generator(),
         )
+        try:
+            yield from loader
+        finally:
+            if ending is not None:
+                ending.set()
 
     def _advance(self, micro: MicroBatch, state: dict[str, Any] | None) -> None:
         super()._advance(micro, state)
@@ -258,16 +271,25 @@ class _Feed:
 class _WorkerInit:
     """Keeps a stop signal to all processes from ending the loader's own before the checkpoint.
 
-    They end with the loader, or with the training process.
+    They end with the loader (``ending``: it is about to, and torch signals one that hangs), or with the
+    training process.
     """
 
-    def __init__(self, chained: Callable[[int], None] | None) -> None:
-        self._chained = chained
+    def __init__(self, chained: Callable[[int], None] | None, ending: EndingFlag | None) -> None:
+        self._chained, self._ending = chained, ending
 
     def __call__(self, worker_id: int) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._end)
         if self._chained is not None:
             self._chained(worker_id)
+
+    def _end(self, signum: int, frame: FrameType | None) -> None:
+        if self._ending is not None and self._ending.is_set():
+            os._exit(0)
+
+
+def _ending(options: LoaderOptions) -> EndingFlag | None:
+    return multiprocessing.Event() if options.num_workers else None
 
 
 def dataset_length(dataset: Dataset[Any], given: int | None) -> int | None:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.optim import Optimizer
 
 from pollux_agent.errors import CheckpointError
 from pollux_agent.model.throughput import ThroughputParams
-from pollux_agent.torch.checkpoint import CheckpointStore, load
+from pollux_agent.torch.checkpoint import CheckpointStore
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History
 from pollux_agent.torch.profile import Profile
@@ -38,7 +37,11 @@ class Trained:
 
 
 class Saver:
-    """Restores on every rank, saves on rank 0; does neither where there is no ``store``."""
+    """Restores on every rank, saves on rank 0; does neither where there is no ``store``.
+
+    ``saved_s`` is when it last tried to save, ``saved_step`` the step of the newest checkpoint as rank 0
+    knows it, None without one.
+    """
 
     collective = False
     """Whether all ranks have to call :meth:`save` together."""
@@ -49,6 +52,7 @@ class Saver:
         self._store, self._trained, self._world = store, trained, world
         self._incarnation = incarnation
         self.saved_s = time.monotonic()
+        self.saved_step: int | None = None
 
     def restore(self) -> bool:
         """Fence off older incarnations and load the newest whole checkpoint; False if there is none.
@@ -61,21 +65,21 @@ class Saver:
         name = ""
         if self._world.rank == 0:
             self._store.claim(self._incarnation)
-            newest = self._newest(self._store)
-            name = newest.name if newest is not None else ""
+            name = self._newest(self._store) or ""
         name = self._world.broadcast_text(name)
         if not name:
             self._diverge(0)
             return False
-        path = self._store.folder / name
-        state = load(path)
+        state = self._store.load(name)
         try:
-            self._apply_trained(state, self._store.folder)
+            self._apply_trained(state, self._store)
             self._apply(state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"{path} does not fit the script (has the model, optimizer or data changed?): {error}"
+                f"{name} in {self._store.place} does not fit the script "
+                f"(has the model, optimizer or data changed?): {error}"
             ) from error
+        self.saved_step = self._trained.history.step
         return True
 
     def save(self) -> bool:
@@ -84,6 +88,7 @@ class Saver:
         if self._store is None or self._world.rank != 0:
             return False
         self._store.save(self._gather(), step=self._trained.history.step)
+        self.saved_step = self._trained.history.step
         self.saved_s = time.monotonic()
         return True
 
@@ -117,7 +122,7 @@ class Saver:
             load_rng_state(state["rng"], self._world.device)
         self._diverge(trained.history.step)
 
-    def _newest(self, store: CheckpointStore) -> Path | None:
+    def _newest(self, store: CheckpointStore) -> str | None:
         """The newest checkpoint that is whole."""
         return store.newest()
 
@@ -128,8 +133,8 @@ class Saver:
             "optimizers": [optimizer.state_dict() for optimizer in self._trained.optimizers],
         }
 
-    def _apply_trained(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Give model and optimizers what :meth:`_trained_state` took, from the checkpoints' ``folder``."""
+    def _apply_trained(self, state: Mapping[str, Any], store: CheckpointStore) -> None:
+        """Give model and optimizers what :meth:`_trained_state` took."""
         self._trained.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._trained.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

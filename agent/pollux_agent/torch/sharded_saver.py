@@ -12,10 +12,9 @@ Shards are written first and the checkpoint last, so one that is there is whole.
 import hashlib
 import logging
 import pickle
-import shutil
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -34,7 +33,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from pollux_agent.errors import CheckpointError
-from pollux_agent.torch.checkpoint import CheckpointStore, load, verify
+from pollux_agent.records import is_full
+from pollux_agent.torch.checkpoint import CheckpointStore
+from pollux_agent.torch.places import Place
 from pollux_agent.torch.saver import Saver
 
 logger = logging.getLogger(__name__)
@@ -58,36 +59,34 @@ class ShardedSaver(Saver):
         if store is None:
             return False
         step = self._trained.history.step
-        there = (
-            any(path.name.endswith(f"-{step:010d}") for path in store.paths()) if world.rank == 0 else False
-        )
+        there = world.rank == 0 and _is_saved(store, step)
         incarnation, skip = world.broadcast((store.incarnation, int(there)))
         if skip:
             return False
-        folder = store.folder / f"{_SHARDS}-{incarnation:06d}-{step:010d}"
+        folder = f"{_SHARDS}-{incarnation:06d}-{step:010d}"
         tensors, rest = self._tensors()
-        digests = _gather_digests(folder, _written(folder, tensors))
-        self._own = {_SHARDS: {"folder": folder.name, "files": digests}, _REST: rest}
         try:
-            saved = super().save()
-            if world.rank == 0:
-                _drop_unused(store.folder, [path.name for path in store.paths()])
+            digests = _gather_digests(store.place, folder, _written(store.place, folder, tensors))
+            self._own = {_SHARDS: {"folder": folder, "files": digests}, _REST: rest}
+            return super().save()
         finally:
+            if world.rank == 0:
+                with suppress(OSError):
+                    _drop_unused(store)
             world.broadcast((0,))
             self.saved_s = time.monotonic()
-        return saved
 
-    def _newest(self, store: CheckpointStore) -> Path | None:
+    def _newest(self, store: CheckpointStore) -> str | None:
         """The newest checkpoint that is whole, shards and all."""
-        return next((path for path in store.paths() if self._whole(path)), None)
+        return next((name for name in store.names() if _whole(store, name)), None)
 
     def _trained_state(self) -> dict[str, Any]:
         return self._own
 
-    def _apply_trained(self, state: Mapping[str, Any], folder: Path) -> None:
+    def _apply_trained(self, state: Mapping[str, Any], store: CheckpointStore) -> None:
         tensors, _ = self._tensors()
         try:
-            dcp_load(tensors, storage_reader=_SafeReader(folder / state[_SHARDS]["folder"]))
+            dcp_load(tensors, storage_reader=store.place.shard_reader(state[_SHARDS]["folder"], _SafeReader))
         except CheckpointException as error:
             raise ValueError(str(error)) from error
         model = self._trained.model
@@ -110,18 +109,6 @@ class ShardedSaver(Saver):
             tensors["optimizers"][str(number)] = own
             rest.append({"state": others, "param_groups": state["param_groups"]})
         return tensors, rest
-
-    def _whole(self, path: Path) -> bool:
-        """Whether the checkpoint and all of its shards are as they were written; else a warning says why."""
-        problem = verify(path)
-        if problem is None:
-            shards = load(path).get(_SHARDS, {"folder": "", "files": {}})
-            folder = path.parent / shards["folder"]
-            bad = [name for name, digest in shards["files"].items() if _sha256(folder / name) != digest]
-            problem = f"{folder / bad[0]} is damaged or missing" if bad else None
-        if problem is not None:
-            logger.warning("skipping checkpoint %s: %s", path, problem)
-        return problem is None
 
 
 class _SafeReader(FileSystemReader):
@@ -168,6 +155,25 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint's metadata")
 
 
+def _is_saved(store: CheckpointStore, step: int) -> bool:
+    with suppress(OSError):
+        return any(name.endswith(f"-{step:010d}") for name in store.names())
+    return False
+
+
+def _whole(store: CheckpointStore, name: str) -> bool:
+    """Whether the checkpoint and all of its shards are as they were written; else a warning says why."""
+    problem = store.verify(name)
+    if problem is None:
+        shards = store.load(name).get(_SHARDS, {"folder": "", "files": {}})
+        files = {f"{shards['folder']}/{file}": digest for file, digest in shards["files"].items()}
+        bad = [file for file, digest in files.items() if _sha256(store.place, file) != digest]
+        problem = f"{bad[0]} is damaged or missing" if bad else None
+    if problem is not None:
+        logger.warning("skipping checkpoint %s in %s: %s", name, store.place, problem)
+    return problem is None
+
+
 def _split(state: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """An optimizer's state by parameter: its tensors, and its plain values."""
     tensors, others = {}, {}
@@ -177,42 +183,45 @@ def _split(state: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict
     return tensors, others
 
 
-def _written(folder: Path, tensors: dict[str, Any]) -> str:
+def _written(place: Place, folder: str, tensors: dict[str, Any]) -> str:
     """Write the shards on all ranks; what went wrong, in words, or nothing."""
     try:
-        dcp_save(tensors, checkpoint_id=str(folder))
+        dcp_save(tensors, storage_writer=place.shard_writer(folder))
     except (OSError, RuntimeError, CheckpointException) as error:
-        return str(error)
+        return f"{error}{'; free some space there' if is_full(error) else ''}"
     return ""
 
 
-def _gather_digests(folder: Path, problem: str) -> dict[str, str]:
+def _gather_digests(place: Place, folder: str, problem: str) -> dict[str, str]:
     """SHA-256 of every file of the shards, each computed by the rank that wrote it; known on all ranks.
 
     Raises CheckpointError on all ranks if one of them could not write.
     """
     rank = dist.get_rank()
-    own = [*folder.glob(f"__{rank}_*"), *([folder / ".metadata"] if rank == 0 else [])]
-    mine = {path.name: _sha256(path) for path in own}
+    there = place.listing(folder) if not problem else []
+    own = [name for name in there if name.startswith(f"__{rank}_") or (name == ".metadata" and rank == 0)]
+    mine = {name: _sha256(place, f"{folder}/{name}") for name in own}
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (problem, mine))
     for said, _ in every:
         if said:
-            raise CheckpointError(f"cannot write {folder}: {said}; free some space there")
+            raise CheckpointError(f"cannot write {folder} to {place}: {said}")
     return {name: digest for _, digests in every for name, digest in digests.items()}
 
 
-def _drop_unused(folder: Path, checkpoints: Sequence[str]) -> None:
+def _drop_unused(store: CheckpointStore) -> None:
     """Remove the shards of checkpoints that are gone, and of saves that never ended."""
-    kept = {name.replace("checkpoint", _SHARDS, 1) for name in checkpoints}
-    for path in folder.glob(f"{_SHARDS}-*"):
-        if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+    kept = {name.replace("checkpoint", _SHARDS, 1) for name in store.names()}
+    for name in store.place.listing():
+        if name.startswith(f"{_SHARDS}-") and name not in kept:
+            store.place.remove(name)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(place: Place, name: str) -> str:
+    """Empty where the file cannot be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(place.fetch(name), "sha256").hexdigest()
     except OSError:
         return ""
+    finally:
+        place.forget()

@@ -44,6 +44,7 @@ class Stepper:
         stop_asked: Callable[[], bool],
     ) -> None:
         self._sync, self._optimizers, self._rule = sync, optimizers, rule
+        self._each_update = isinstance(rule, FollowsExamples)
         self._initial_batch_size = initial_batch_size
         self._schedule, self._stop_asked = schedule, stop_asked
         self._micro: MicroBatch | None = None
@@ -95,7 +96,7 @@ class Stepper:
     def _finish(self, micro: MicroBatch) -> StepResult:
         self._result = self._sync.finish_step()
         asked = micro.step_samples, self._result.noise_scale
-        if asked != self._lr_asked or isinstance(self._rule, FollowsExamples):
+        if asked != self._lr_asked or self._each_update:
             self._lr_asked = asked
             self._lr_factor = self._rule.factor(
                 batch_size=micro.step_samples,

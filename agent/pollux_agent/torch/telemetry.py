@@ -2,14 +2,14 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import Report
-from pollux_agent.records import write_atomic
+from pollux_agent.records import FileNote, Note
 from pollux_agent.report import Reporter
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
@@ -57,16 +57,17 @@ class Telemetry:
         config: JobConfig,
         history: History,
         *,
-        memory: Path | None = None,
+        memory: Note | None = None,
     ) -> None:
         self._reporter, self._settings, self._config, self._history = reporter, settings, config, history
         self._window = _Window()
-        self._memory = settings.folder.logged if settings is not None else memory
+        self._memory = FileNote(settings.folder.logged) if settings is not None else memory
+        self._remembered_s, self._refused = -math.inf, False
 
     def recall(self) -> None:
         """Take up what was logged after the checkpoint that the history is of, or without any checkpoint."""
         try:
-            logged = json.loads(self._memory.read_text()) if self._memory else {}
+            logged = json.loads(self._memory.read()) if self._memory else {}
         except (OSError, ValueError):
             return
         for name, step in logged.items():
@@ -90,13 +91,19 @@ class Telemetry:
             self._history.logged.update(dict.fromkeys(new, step))
             self._remember()
 
-    def _remember(self) -> None:
+    def _remember(self, *, at_once: bool = False) -> None:
         """Keep what was logged; where the disk refuses, a restart may log some of it again."""
+        memory, now = self._memory, time.monotonic()
+        if memory is None or (now < self._remembered_s + memory.every_s and not at_once):
+            return
+        self._remembered_s = now
         try:
-            if self._memory is not None:
-                write_atomic(self._memory, json.dumps(self._history.logged).encode())
+            memory.write(json.dumps(self._history.logged).encode())
+            self._refused = False
         except OSError as error:
-            logger.warning("%s is not written: %s", self._memory, error)
+            if not self._refused:
+                logger.warning("%s is not written for now: %s", memory, error)
+            self._refused = True
 
     def report(self, state: JobState) -> None:
         """Send the report, and the figures of the time since the last one."""
@@ -138,6 +145,8 @@ class Telemetry:
 
     def close(self, *, done: bool) -> None:
         """Send what waits, for seconds at most; ``done`` also ends the run."""
+        if self._memory is not None and self._memory.every_s:
+            self._remember(at_once=True)
         if done:
             self._reporter.finish("FINISHED")
         self._reporter.close(DONE_TIMEOUT_S if done else STOP_TIMEOUT_S)

@@ -1,13 +1,9 @@
 """The training as it runs: counts steps and progress, and does at each step boundary what is due there."""
 
-import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
 
 import torch
 
@@ -26,8 +22,6 @@ from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
 from pollux_agent.torch.world import World
-
-logger = logging.getLogger(__name__)
 
 _COMPLETE = 1 - 1e-9
 """Share of the target at which it counts as reached: progress is a sum of rounded fractions."""
@@ -53,25 +47,6 @@ class Parts:
     pace: Pace | None
 
 
-class StopSignal:
-    """SIGTERM as a flag; a handler can be set from the main thread alone."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._handle)
-
-    def release(self) -> None:
-        """Let SIGTERM do what it did before."""
-        if self._before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.asked = True
-
-
 def progress_of_step(
     noise_scale: float | None, *, initial_batch_size: int, batch_size: int, adaptive: bool
 ) -> float:
@@ -91,6 +66,7 @@ class Training:
     def __init__(self, parts: Parts, *, resumed: bool) -> None:
         self._parts, self._history = parts, parts.trained.history
         self._resumed, self._began = resumed, False
+        self._within, self._busy = False, False
         self._timer = StepTimer()
         self._lr_factor = 1.0
         self.after_step: list[Callable[[], None]] = []
@@ -120,6 +96,7 @@ class Training:
 
     def reopen(self) -> None:
         """The job goes on, whether or not it was complete before."""
+        self._busy = False
         settings = self._parts.settings
         if settings is not None and self._parts.world.rank == 0:
             settings.folder.complete.unlink(missing_ok=True)
@@ -128,6 +105,7 @@ class Training:
         self._timer.start()
 
     def begin(self, micro: MicroBatch) -> None:
+        self._within = True
         self.share = micro.num_samples / micro.step_samples
         self._parts.stepper.begin(micro)
 
@@ -145,6 +123,7 @@ class Training:
         if step is None:
             return True
         self._count(step)
+        self._within = False
         if step.stop:
             self.stop()
         for call in self.after_step:
@@ -155,11 +134,36 @@ class Training:
 
     def abandon(self) -> None:
         self._parts.stepper.abandon()
+        self._within = False
 
-    def stop(self) -> None:
+    def overdue(self, late: bool) -> None:
+        """SIGTERM came a while ago, and no step has looked at it since: in an evaluation, before the first
+        step, or where data are long in coming.
+
+        Rank 0 saves what the last step has left and ends, which ends the others, who can have gone no
+        further. ``late``, or where a save takes all ranks, the last checkpoint stands.
+        """
+        saver = self._parts.saver
+        if self._busy:
+            return
+        if self._journal.steps_taken == 0:
+            self.stop(save=False)
+        elif late:
+            self._journal.stands("its end came too late to save", standing_step=saver.saved_step)
+            self.stop(save=False)
+        elif self._parts.world.rank == 0 and not saver.collective and not self._within:
+            self.stop()
+
+    @property
+    def _journal(self) -> Journal:
+        return self._parts.journal
+
+    def stop(self, *, save: bool = True) -> None:
         """Checkpoint, say so, and end this process; alone with the status that a shell has for SIGTERM."""
+        self._busy = True
         saving_unix_s = time.time()
-        self.checkpoint()
+        if save:
+            self.checkpoint()
         self._parts.journal.saved_to_stop(saving_unix_s)
         self._parts.journal.event("stop", batch_size=self.plan.batch_size)
         self._parts.journal.outcome("interrupted")
@@ -172,6 +176,7 @@ class Training:
 
     def complete(self) -> None:
         """The last checkpoint, the completion marker, and the end of the run."""
+        self._busy = True
         self.checkpoint()
         self._parts.journal.event("done", batch_size=self.plan.batch_size)
         self._parts.journal.outcome("done")
@@ -187,11 +192,16 @@ class Training:
 
     def checkpoint(self) -> None:
         """Write a checkpoint; where the disk refuses, training goes on with the earlier ones."""
+        saver, journal, busy = self._parts.saver, self._parts.journal, self._busy
+        self._busy = True
         try:
-            if self._parts.saver.save():
-                self._parts.journal.event("checkpoint", batch_size=self.plan.batch_size)
+            if saver.save():
+                journal.event("checkpoint", batch_size=self.plan.batch_size)
+                journal.saved()
         except CheckpointError as error:
-            logger.warning("%s; the earlier checkpoints are kept", error)
+            journal.unsaved(str(error), standing_step=saver.saved_step)
+        finally:
+            self._busy = busy
 
     def _count(self, step: FinishedStep) -> None:
         history, config = self._history, self._parts.config

@@ -4,6 +4,7 @@ Started by the launcher, once a rank: forked by :func:`run_forked`, or as a proc
 ``python -m pollux_agent.torch.worker SCRIPT ARGS...``.
 """
 
+import io
 import multiprocessing
 import os
 import re
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TextIO
 
 import numpy as np
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from pollux_agent.errors import DocumentError, PolluxAgentError, ScriptError
 from pollux_agent.lifeline import die_with_parent, name_process
 from pollux_agent.protocol import Outcome
 from pollux_agent.protocol.outcome import OutcomeKind
-from pollux_agent.records import write_outcome
+from pollux_agent.records import is_full, write_outcome
 from pollux_agent.settings import WorkerSettings, worker_settings
 
 PROCESS_NAME = "pollux-worker"
@@ -150,6 +152,29 @@ def _readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+class _Output(io.FileIO):
+    """An output on a disk that may be full: what finds no room is lost, and no ``print`` fails for it."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return len(data)
+
+
+def forgiving(stream: TextIO) -> TextIO:
+    """The same stream, whose disk may be full."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=getattr(stream, "line_buffering", False),
+        write_through=getattr(stream, "write_through", False),
+    )
+
+
 def run_forked(*arguments: str) -> None:
     """Run a script in a process that was forked from one with everything loaded, as if it had begun afresh.
 
@@ -168,9 +193,11 @@ def run_forked(*arguments: str) -> None:
         settings.cpu_group.write_text(str(os.getpid()))
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     np.random.seed()
+    sys.stdout, sys.stderr = forgiving(sys.stdout), forgiving(sys.stderr)
     raise SystemExit(main(arguments) or None)
 
 
 if __name__ == "__main__":
     die_with_parent(int(os.environ.get("POLLUX_PARENT_PID") or os.getppid()))
+    sys.stdout, sys.stderr = forgiving(sys.stdout), forgiving(sys.stderr)
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+from pollux.cli import autoscale as autoscale  # noqa: E402
 from pollux.cli import bench as bench  # noqa: E402
 from pollux.cli import cycle as cycle  # noqa: E402
 from pollux.cli import demo as demo  # noqa: E402

@@ -16,9 +16,8 @@ def run_cases(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from pollux.simulate.kept import simulate_and_keep
-    from pollux.simulate.runner import load
 
-    sizes = [len(load(traces, [case.workload])[0].requests) for case in cases]
+    sizes = [len(case.run(traces).workload.requests) for case in cases]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     ended: dict[int, int] = {}
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -28,4 +27,6 @@ def run_cases(
             ended[number] = jobs_done
             bar.update(task, completed=sum(ended.values()))
 
-        return simulate_and_keep(traces, cases, folder, processes=jobs, news=news, without=without)
+        done = simulate_and_keep(traces, cases, folder, processes=jobs, news=news, without=without)
+        bar.update(task, completed=sum(sizes))
+        return done

@@ -35,12 +35,19 @@ def doctor(
     pod: Annotated[
         Path | None, typer.Option(help="A pod as JSON or YAML for that, where an image is not enough.")
     ] = None,
+    release: Annotated[
+        str,
+        typer.Option(
+            help="NAMESPACE/RELEASE of the installed chart, whose settings apply where yours do not."
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check Airflow, MLflow, rights, GPUs, quotas, storage, clocks, versions; 1 if something is missing."""
     from pollux.doctor import examine
 
-    config, plan = _plan(state, cluster, namespace, role, account, image, pod)
+    environ = _environment(state, cluster, release)
+    config, plan = _plan(environ, namespace, role, account, image, pod)
     findings = []
     for finding in examine(config, plan):
         findings.append(finding)
@@ -59,9 +66,32 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _environment(state: Path | None, cluster: str, release: str) -> dict[str, str]:
+    """Our own variables over those of the release; ends the command where they cannot be had."""
+    from pollux.cluster.k8s import kube_settings
+    from pollux.doctor.release import settings_of
+    from pollux.errors import ConfigError
+    from pollux_agent.driver.kube.api import KubeError, open_api
+
+    environ = dict(os.environ)
+    if release:
+        try:
+            kube = kube_settings(environ)
+            environ = settings_of(open_api(kube.config, kube.context), release) | environ
+        except ConfigError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(2) from None
+        except KubeError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from None
+    environ["POLLUX_STATE"] = str(state) if state else environ.get("POLLUX_STATE") or DEFAULT_STATE
+    if cluster:
+        environ["POLLUX_CLUSTER"] = cluster
+    return environ
+
+
 def _plan(
-    state: Path | None,
-    cluster: str,
+    environ: dict[str, str],
     namespaces: list[str] | None,
     roles: list[str] | None,
     account: str,
@@ -75,10 +105,6 @@ def _plan(
     from pollux.errors import ConfigError
     from pollux.settings import settings
 
-    environ = dict(os.environ)
-    environ["POLLUX_STATE"] = str(state) if state else environ.get("POLLUX_STATE") or DEFAULT_STATE
-    if cluster:
-        environ["POLLUX_CLUSTER"] = cluster
     try:
         config = settings(environ)
         if config.cluster == "local":

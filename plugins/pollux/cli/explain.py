@@ -50,19 +50,18 @@ def _print(decision: "Decision", explanation: "Explanation") -> None:
     from rich.table import Table
 
     console = Console()
-    unit = "samples/s" if explanation.fitted else "GPUs of perfect scaling (not fitted yet)"
     lines = [
         f"decision {decision.decision} by {decision.policy}, job {explanation.job_id}",
         explanation.reason,
         f"what binds: {explanation.binding}",
-        f"goodput in {unit}: {explanation.goodput_now or 0:.4g} now, {explanation.goodput or 0:.4g} decided; "
-        f"speed-up against the fair share {explanation.speedup or 0:.2f}",
+        _goodput(explanation),
         f"a restart takes it {explanation.restart_s:.0f} s; with its history that leaves "
         f"{explanation.restart_factor:.0%} of what a change would give",
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)
-    table = Table(title="what each configuration is worth to it", title_justify="left")
+    unit = "" if explanation.fitted else " (goodput: GPUs of perfect scaling)"
+    table = Table(title=f"what each configuration is worth to it{unit}", title_justify="left")
     for name in ("nodes", "GPUs", "type", "goodput", "speed-up", ""):
         table.add_column(name, justify="right")
     for each in explanation.alternatives:
@@ -76,3 +75,16 @@ def _print(decision: "Decision", explanation: "Explanation") -> None:
             ", ".join(marks),
         )
     console.print(table)
+
+
+def _goodput(explanation: "Explanation") -> str:
+    if not explanation.fitted:
+        return "goodput is not known yet: nothing was measured, so it counts as scaling perfectly"
+    now, then = (
+        "not known" if value is None else f"{value:.4g} samples/s"
+        for value in (explanation.goodput_now, explanation.goodput)
+    )
+    against = (
+        "" if explanation.speedup is None else f"; speed-up against the fair share {explanation.speedup:.2f}"
+    )
+    return f"goodput: {now} now, {then} decided{against}"

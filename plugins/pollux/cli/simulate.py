@@ -30,7 +30,7 @@ def simulate(
     nodes: Annotated[int, typer.Option(min=1, help="Equal nodes.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs on each of them.")] = 4,
     cluster: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Cluster file instead, or 'sia'.")
+        str | None, typer.Option(metavar="FILE", help="Cluster file instead, 'sia' or 'small'.")
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between decisions.")] = 60.0,
     interference: Annotated[
@@ -48,6 +48,10 @@ def simulate(
     earlier_fits: Annotated[
         bool, typer.Option("--earlier-fits", help="Jobs start from fits of finished jobs of their model.")
     ] = False,
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only so many jobs of each workload, by submission. [default: all]"),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time. [default: one a processor]")
     ] = None,
@@ -80,7 +84,12 @@ def simulate(
             earlier_fits=earlier_fits,
         )
         runs = [
-            Run(traces=folder, workload=each, cluster=setup, settings=settings)
+            Run(
+                traces=folder,
+                workload=each.first(first) if first else each,
+                cluster=setup,
+                settings=settings,
+            )
             for each in load(folder, workload)
         ]
         answers = _run(runs, jobs)
@@ -166,6 +175,7 @@ def _print(answers: "Sequence[Answer]", policy: str) -> None:
             f"{result['set']}/{result['name']}",
             *(_seconds(result[key]) for key in ("avg_jct_s", "p99_jct_s", "makespan_s")),
             f"{result['restarts_per_job']:.2f}",
+            f"{result['gpu_hours_per_job']:.2f}",
             "-" if unfair is None else f"{unfair:.1%}",
             str(result["unfinished"]),
             f"{answer.timing['wall_s']:.0f} s",

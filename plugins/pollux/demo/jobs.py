@@ -75,7 +75,7 @@ class DemoPlan:
     nodes: LocalNodes = DEFAULT_NODES
     interval_s: float = 60.0
     report_interval_s: float = 30.0
-    seconds_alone: float = 220.0
+    seconds_alone: float = 195.0
     patience_s: float = 170.0
     slot_cap: float = 0.5
     stall_s: float = 180.0

@@ -4,7 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pollux.errors import ConfigError
-from pollux.policy import fifo, fixed, gavel, optimus, ours, pollux, shockwave, sia, themis, tiresias
+from pollux.policy import (
+    ablation,
+    fifo,
+    fixed,
+    gavel,
+    optimus,
+    ours,
+    pollux,
+    shockwave,
+    sia,
+    themis,
+    tiresias,
+)
 from pollux.snapshot import Decision, Snapshot
 
 POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
@@ -15,14 +27,23 @@ POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
     "fifo": fifo.decide,
     "tiresias": tiresias.decide,
     "optimus": optimus.decide,
+    "optimus-scaling": optimus.decide_scaling,
     "gavel": gavel.decide_throughput,
     "gavel-fairness": gavel.decide_fairness,
     "themis": themis.decide,
     "shockwave": shockwave.decide,
 }
 
+STUDIED = ablation.VARIANTS
+"""Our policy less one ingredient each: for simulations that compare them with it, and not for use."""
+
 ORACLES = frozenset({"optimus"})
 """Baselines that are oracles by definition: they alone see the ``oracle`` of a job."""
+
+HEED_CLAIMS = frozenset({"sia", "ours"})
+"""Policies that know reservations and the quotas of teams."""
+
+HEED_PRIORITY = frozenset({"ours"})
 
 
 def decide(snapshot: Snapshot) -> Decision:
@@ -30,7 +51,7 @@ def decide(snapshot: Snapshot) -> Decision:
 
     Raises ConfigError for a policy that does not exist.
     """
-    policy = POLICIES.get(snapshot.policy.name)
+    policy = POLICIES.get(snapshot.policy.name) or STUDIED.get(snapshot.policy.name)
     if policy is None:
         raise ConfigError(
             f"policy.name is {snapshot.policy.name!r}, which is no policy; use one of {', '.join(POLICIES)}"

@@ -45,18 +45,22 @@ def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
 
     With no usable fit, or no noise scale for an adaptive job, it counts as scaling perfectly.
     """
-    limits = BatchLimits(
-        initial_batch_size=job.initial_batch_size,
-        max_batch_size=max(job.max_batch_size, job.initial_batch_size),
-        max_local_batch_size=max(job.max_local_batch_size, job.min_local_batch_size),
-        min_local_batch_size=job.min_local_batch_size,
-    )
+    limits = [
+        BatchLimits(
+            initial_batch_size=job.initial_batch_size,
+            max_batch_size=max(job.max_batch_size, job.initial_batch_size),
+            max_local_batch_size=job.local_limit(kind),
+            min_local_batch_size=job.min_local_batch_size,
+        )
+        for kind in gpu_types
+    ]
     adaptive = is_adaptive(job)
     params, fitted = params_of([job], gpu_types)
     if not fitted[0] or (adaptive and job.noise_scale is None):
-        return [GoodputModel.unfitted(limits, adaptive=adaptive) for _ in gpu_types]
+        return [GoodputModel.unfitted(each, adaptive=adaptive) for each in limits]
     fits = [ThroughputParams(**dict(zip(_FIELDS, each.tolist(), strict=True))) for each in params[0]]
-    return [GoodputModel(fit, job.noise_scale, limits, adaptive) for fit in fits]
+    pairs = zip(fits, limits, strict=True)
+    return [GoodputModel(fit, job.noise_scale, each, adaptive) for fit, each in pairs]
 
 
 def is_fitted(job: Job) -> bool:

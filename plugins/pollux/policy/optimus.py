@@ -17,6 +17,19 @@ def decide(snapshot: Snapshot) -> Decision:
     Step times and remaining steps come from each job's ``oracle``; where there is none, from its fit and its
     progress.
     """
+    return _decide(snapshot, "optimus")
+
+
+def decide_scaling(snapshot: Snapshot) -> Decision:
+    """The same for jobs whose batch size grows with their GPUs, as Optimus' own jobs' does not.
+
+    There is no oracle: goodput at the best batch size on each number of GPUs comes from the job's fit and
+    noise scale, and what remains from the epochs that it declares.
+    """
+    return _decide(snapshot, "optimus-scaling")
+
+
+def _decide(snapshot: Snapshot, policy: str) -> Decision:
     counts = _counts(snapshot)
     standing, room = standing_jobs(snapshot), Room(snapshot)
     placements: dict[str, Mapping[str, int]] = {}
@@ -36,7 +49,7 @@ def decide(snapshot: Snapshot) -> Decision:
     running = sum(1 for answer in answers.values() if answer.placement)
     return Decision(
         decision=snapshot.decision,
-        policy="optimus",
+        policy=policy,
         objective=running / max(len(snapshot.jobs), 1),
         jobs=answers,
     )
@@ -52,10 +65,11 @@ def _counts(snapshot: Snapshot) -> dict[str, int]:
         counts[job.job_id] = gpus if gpus <= left else 0
         left -= counts[job.job_id]
     gains: list[tuple[float, int]] = []
+    width = max((node.gpus for node in snapshot.nodes), default=1)
     curves = {}
     for row, job in enumerate(snapshot.jobs):
         if counts[job.job_id] and job.job_id not in pinned and counts[job.job_id] < job_limit(job):
-            curves[row] = _gains(job)
+            curves[row] = _gains(job, max(width, 1))
             _push(gains, curves[row], row, counts[job.job_id])
     while gains and left > 0:
         _, row = heapq.heappop(gains)
@@ -71,14 +85,14 @@ def _push(gains: list[tuple[float, int]], curve: list[float], row: int, gpus: in
         heapq.heappush(gains, (-curve[gpus - 1], row))
 
 
-def _gains(job: Job) -> list[float]:
-    """Seconds of remaining time that GPU number 2, 3, ... saves, at the fixed batch size."""
+def _gains(job: Job, width: int) -> list[float]:
+    """Seconds of remaining time that GPU number 2, 3, ... saves, on as few nodes of ``width`` as can be."""
     limit = job_limit(job)
     if job.oracle is not None:
         times, remaining = job.oracle.step_time_s[:limit], job.oracle.remaining_steps
     else:
         gpus = np.arange(1, limit + 1)
-        rate = job_models(job, ("",))[0].best(1, gpus).goodput
+        rate = job_models(job, ("",))[0].best(-(-gpus // width), gpus).goodput
         times = tuple(np.divide(1.0, rate, out=np.full(limit, np.inf), where=rate > 0).tolist())
         goal = job.progress + 1.0 if job.target_progress is None else job.target_progress
         remaining = max(goal - job.progress, 0.0) * job.initial_batch_size

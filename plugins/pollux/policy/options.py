@@ -44,7 +44,8 @@ class Hardware:
 class Present:
     """What each job holds that is still there; arrays (J): type, nodes and GPUs, all 0 where nothing.
 
-    ``pinned`` jobs keep it; ``regular`` ones hold a configuration that can be kept.
+    ``pinned`` jobs keep it: those that may not be preempted, reserved ones, and those that are restarting.
+    ``regular`` ones hold a configuration that can be kept.
     """
 
     kind: Ints
@@ -191,7 +192,7 @@ def _survey(snapshot: Snapshot) -> tuple[Hardware, Present]:
         counts = list(job.placement.values())
         kinds[row], nodes[row], gpus[row] = kind[where[0]], len(where), sum(counts)
         reserved = gpus[row] >= job.min_gpus and is_reserved(job, snapshot.now_unix_s)
-        pinned[row] = not job.preemptible or reserved
+        pinned[row] = not job.preemptible or reserved or job.restarting
         widths = {int(width[index]) for index in where}
         packed = len(where) == 1 or (len(widths) == 1 and -(-int(gpus[row]) // min(widths)) == len(where))
         regular[row] = packed and job.min_gpus <= gpus[row] <= job.max_gpus

@@ -26,7 +26,13 @@ RANK = 2.0
 """How much more jobs count that have less to do; 0 is a plain sum of slow-downs."""
 
 HORIZON_S = 300.0
-"""No allocation is expected to last for longer."""
+"""What an allocation is expected to last at least, unless its job ends before."""
+
+STEADY = 0.05
+"""What a change has to bring besides its restart: estimates waver by as much."""
+
+FLOOR = 0.0
+PAST = 1.0
 
 NONE = 4.0
 """What no GPU costs, as a multiple of a job's smallest configuration."""
@@ -48,9 +54,9 @@ def formulate(snapshot: Snapshot, *, padded: bool = False) -> Instance:
     return Instance(
         snapshot=snapshot,
         options=options,
-        gain=gains(snapshot, options, remaining, delta),
+        gain=gains(snapshot, options, remaining, delta, expected_s(snapshot)),
         must=must_get(snapshot, options, waiting_rounds(snapshot)),
-        factor=_kept(np.minimum(remaining, HORIZON_S), delta),
+        factor=_kept(np.minimum(remaining, expected_s(snapshot)), delta),
     )
 
 
@@ -69,14 +75,20 @@ def remaining_s(snapshot: Snapshot, options: Options) -> Floats:
     return np.clip(np.where(told, samples / options.fair, usual), 1.0, 1e9)
 
 
-def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats) -> Floats:
+def expected_s(snapshot: Snapshot) -> Floats:
+    """Seconds (J) for which each job's next allocation will last if it goes on as before."""
+    age_s = np.array([PAST * job.age_s / (job.restarts + 1) for job in snapshot.jobs])
+    return np.maximum(age_s, HORIZON_S)
+
+
+def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats, expected: Floats) -> Floats:
     """What each option (O) saves of a job's cost without GPUs, the largest saving being 100."""
     jobs = len(snapshot.jobs)
     priority = np.array([job.priority for job in snapshot.jobs])
     rank = (jobs - np.searchsorted(np.sort(remaining), remaining)) / jobs
-    weight = (priority * rank**RANK)[options.job]
+    weight = (priority * (FLOOR + (1 - FLOOR) * rank**RANK))[options.job]
     slowdown = options.fair[options.job] / options.goodput
-    lasts = np.minimum(remaining[options.job] * slowdown, HORIZON_S)
+    lasts = np.minimum(remaining[options.job] * slowdown, expected[options.job])
     can_stay = np.zeros(jobs, dtype=np.bool_)
     can_stay[options.job[options.keeps]] = True
     restarts = can_stay[options.job] & ~options.keeps
@@ -89,7 +101,7 @@ def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats
 
 def _kept(lasts_s: Floats, delta_s: Floats) -> Floats:
     """The share of its time that a job trains if it restarts now and then runs for ``lasts_s``."""
-    return np.asarray(lasts_s / (lasts_s + delta_s))
+    return np.asarray(1.0 / (1.0 + STEADY + delta_s / lasts_s))
 
 
 def _delta_s(job: Job) -> float:

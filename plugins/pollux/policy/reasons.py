@@ -80,7 +80,9 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
         parts.append(f"a restart is priced at factor {facts.factor[row]:.2f}")
     if after < before:
         parts.append(_beneficiaries(gainers))
-    if facts.pinned[row]:
+    if facts.pinned[row] and job.restarting:
+        parts.append("it is restarting, and is left alone until it trains")
+    elif facts.pinned[row]:
         parts.append("it may not be preempted, so it keeps what it holds")
     elif 0 < after == job_limit(job) < job.max_gpus:
         parts.append(_limit(job, after))

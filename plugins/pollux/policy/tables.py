@@ -29,10 +29,10 @@ class Models:
     """The goodput models of J jobs on T types of GPU.
 
     ``params`` (J, T, 7) in the order of :class:`ThroughputParams`; ``noise`` (J) in samples, huge where
-    every sample counts; ``initial``, ``largest`` (J) total batch sizes, ``low``, ``high`` (J) samples per
-    GPU; ``tuned`` (J) whether the batch size may change; ``single`` (J) whether one GPU needs accumulation to
-    train above M0; ``fitted`` (J) whether times are known, ``known`` (J) whether goodput is; ``limit_s`` (J)
-    latency promised, infinite where none is.
+    every sample counts; ``initial``, ``largest`` (J) total batch sizes, ``low`` (J) and ``high`` (J, T)
+    samples per GPU; ``tuned`` (J) whether the batch size may change; ``single`` (J) whether one GPU needs
+    accumulation to train above M0; ``fitted`` (J) whether times are known, ``known`` (J) whether goodput is;
+    ``limit_s`` (J) latency promised, infinite where none is.
     """
 
     params: Floats
@@ -68,7 +68,7 @@ def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
         initial=initial,
         largest=np.maximum([job.max_batch_size for job in jobs], initial),
         low=low,
-        high=np.maximum([job.max_local_batch_size for job in jobs], low),
+        high=_local_limits(jobs, types),
         tuned=fitted & np.where(training, adaptive & ~np.isnan(noise), ~latency),
         single=training,
         fitted=fitted,
@@ -101,7 +101,7 @@ def params_of(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Floats, Bools]
     rows = np.arange(len(jobs))
     best = np.argmax(np.where(usable, seen, -1), axis=1)
     model, most = params[rows, best][:, None], seen[rows, best][:, None]
-    local = np.array([max(job.max_local_batch_size, job.min_local_batch_size) for job in jobs])[:, None]
+    local = _local_limits(jobs, kinds)
     alone = usable & (seen <= 1) & (most > 1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratio = _grad_s(params, local) / _grad_s(model, local)
@@ -113,6 +113,12 @@ def params_of(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Floats, Bools]
     params = np.where(alone[:, :, None], scaled, params)
     params = np.where(usable[:, :, None], params, model)
     return params[:, [column[kind] for kind in types]], np.any(usable, axis=1)
+
+
+def _local_limits(jobs: Sequence[Job], types: Sequence[str]) -> Ints:
+    """Largest batch size of a GPU (J, T)."""
+    limits = [[job.local_limit(kind) for kind in types] for job in jobs]
+    return np.array(limits, dtype=np.int64).reshape(len(jobs), len(types))
 
 
 def _grad_s(params: Floats, local: Ints) -> Floats:
@@ -146,7 +152,7 @@ class _Cells:
     def __init__(self, models: Models, job: Ints, kind: Ints, nodes: Ints, replicas: Ints) -> None:
         self.tuned, self.fitted, self.single = models.tuned[job], models.fitted[job], models.single[job]
         self.initial, self.largest = models.initial[job][:, None], models.largest[job][:, None]
-        self.low, self.high = models.low[job][:, None], models.high[job][:, None]
+        self.low, self.high = models.low[job][:, None], models.high[job, kind][:, None]
         self.noise = models.noise[job][:, None]
         self.limit_s = models.limit_s[job]
         self.replicas = replicas[:, None]

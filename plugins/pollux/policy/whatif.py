@@ -1,5 +1,6 @@
 """Why one job gets what it gets: what each configuration is worth to it, and which rule binds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +30,9 @@ class Alternative:
 class Explanation:
     """``reason`` is the decision's own sentence, ``binding`` names the rule that keeps the job from more.
 
-    ``goodput`` is in samples a second where ``fitted``, else in GPUs of perfect scaling; ``restart_factor``
-    is what Pollux and Sia leave of its goodput after a change, ``restart_s`` what a restart takes.
+    ``goodput`` is in samples a second where ``fitted``, else in GPUs of perfect scaling; where a policy says
+    none it is that of the configuration. ``restart_factor`` is what Pollux and Sia leave of its goodput after
+    a change, ``restart_s`` what a restart takes.
     """
 
     job_id: str
@@ -55,25 +57,35 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
     job = snapshot.jobs[row]
     answer = decision.jobs[job.job_id]
     options = options_of(snapshot) if any(node.gpus for node in snapshot.nodes) else None
+    alternatives = () if options is None else _alternatives(snapshot, decision, options, row)
     return Explanation(
         job_id=job.job_id,
         reason=answer.reason,
         binding=_binding(snapshot, decision, job, options, row),
         fitted=bool(options is not None and options.fitted[row]),
-        goodput_now=answer.goodput_now,
-        goodput=answer.goodput,
+        goodput_now=answer.goodput_now or _worth(job.placement, (a for a in alternatives if a.now)),
+        goodput=answer.goodput or _worth(answer.placement, (a for a in alternatives if a.decided)),
         speedup=answer.speedup,
         restart_factor=realloc_factor(job),
         restart_s=DEFAULT_RESTART_S if job.restart_s is None else job.restart_s,
-        alternatives=() if options is None else _alternatives(snapshot, decision, options, row),
+        alternatives=alternatives,
     )
+
+
+def _worth(placement: Placement, same: Iterable[Alternative]) -> float | None:
+    """Goodput of a placement that is one of the configurations; 0 without GPUs, None where it is none."""
+    return next((each.goodput for each in same), None) if placement else 0.0
 
 
 def _alternatives(
     snapshot: Snapshot, decision: Decision, options: Options, row: int
 ) -> tuple[Alternative, ...]:
     job = snapshot.jobs[row]
-    now, then = _shape(snapshot, job.placement), _shape(snapshot, decision.jobs[job.job_id].placement)
+    answer = decision.jobs[job.job_id]
+    fair = float(options.fair[row])
+    if answer.goodput and answer.speedup:  # the policy's own idea of a fair share
+        fair = answer.goodput / answer.speedup
+    now, then = _shape(snapshot, job.placement), _shape(snapshot, answer.placement)
     found = []
     for option in np.flatnonzero(options.job == row):
         kind = options.hardware.types[int(options.kind[option])]
@@ -84,7 +96,7 @@ def _alternatives(
                 gpus=shape[1],
                 gpu_type=kind,
                 goodput=float(options.goodput[option]),
-                speedup=float(options.goodput[option] / options.fair[row]),
+                speedup=float(options.goodput[option]) / fair,
                 now=shape == now,
                 decided=shape == then,
             )
@@ -113,8 +125,10 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if gpus >= job.max_gpus:
         return f"max_gpus {job.max_gpus}: its spec asks for no more"
     limit = job_limit(job)
+    if gpus >= limit and not job.max_gpus_seen:
+        return f"the growth limit: it has not run yet, so it starts on {_gpus(limit)}"
     if gpus >= limit:
-        return f"the growth limit: at most twice the {job.max_gpus_seen} GPUs it has run on, so {limit} now"
+        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} it has run on, so {limit} now"
     best = float(options.goodput[mine].max())
     held = decision.jobs[job.job_id].goodput
     if gpus and held is not None and best <= held * 1.01:
@@ -126,6 +140,10 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if quota is not None:
         return f"the quota of team {job.team!r}, {quota} GPUs, or what a restart would cost it"
     return "what a restart would cost it, or that no configuration fits into the GPUs that are free"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _impossible(job: Job, options: Options) -> str:

@@ -42,6 +42,17 @@ class SimulatedAgent:
         self, gpu_type: str, nodes: int, gpus: int, local_bsz: int, step_s: float, sync_s: float
     ) -> None:
         """A step on ``gpus`` of ``nodes``; only a configuration that was not seen before counts."""
+        self.max_gpus = max(self.max_gpus, gpus)
+        self._note(gpu_type, nodes, gpus, local_bsz, step_s, sync_s)
+
+    def profile_alone(self, gpu_type: str, times: Mapping[int, tuple[float, float]]) -> None:
+        """Steps on one GPU before the job's first start: (step_s, sync_s) by local batch size."""
+        for local_bsz, (step_s, sync_s) in times.items():
+            self._note(gpu_type, 1, 1, local_bsz, step_s, sync_s)
+
+    def _note(
+        self, gpu_type: str, nodes: int, gpus: int, local_bsz: int, step_s: float, sync_s: float
+    ) -> None:
         seen = self._profile.setdefault(gpu_type, {})
         key = (nodes, gpus, local_bsz)
         if key in seen:
@@ -54,7 +65,6 @@ class SimulatedAgent:
             accum_step_time_s=step_s - sync_s,
         )
         self._fits = None
-        self.max_gpus = max(self.max_gpus, gpus)
         self.gpus_seen[gpu_type] = max(self.gpus_seen.get(gpu_type, 0), gpus)
 
     def measure_noise(self, noise_scale: float) -> None:

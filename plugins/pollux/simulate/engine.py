@@ -8,16 +8,18 @@ from pollux.errors import TraceError
 from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
-from pollux.simulate.job import SimulatedJob
+from pollux.simulate.job import TUNED, SimulatedJob, limits_of
 from pollux.simulate.setup import BLIND, FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
-from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import JobKind
 
 MAX_GPUS = 64
 """Most GPUs of one adaptive job in the published experiments."""
+
+WHOLE_REPLICAS = frozenset({"sia", "ours"})
+"""Policies that give a hybrid-parallel job whole replicas."""
 
 _PATIENCE_S = 2 * 86400.0
 """Ends a simulation in which nothing happened for that long: some jobs can never run."""
@@ -71,6 +73,11 @@ class Simulation:
         requests = sorted(workload.requests, key=lambda request: request.submitted_s)
         self._arrivals = [(request, apps[request.application]) for request in requests]
         for request, app in self._arrivals:
+            if app.is_pipeline and settings.policy.name not in WHOLE_REPLICAS:
+                raise TraceError(
+                    f"job {request.name!r}: {app.name} is hybrid-parallel, and policy {settings.policy.name} "
+                    f"does not give whole replicas; use {' or '.join(sorted(WHOLE_REPLICAS))}"
+                )
             check_request(request, app, cluster, self._kind)
         self._waiting = list(reversed(self._arrivals))
         self._jobs: dict[str, SimulatedJob] = {}
@@ -141,23 +148,18 @@ class Simulation:
         return bool(ended)
 
     def _new_job(self, request: Request, app: Application) -> SimulatedJob:
-        kind = "rigid" if app.single_gpu else self._kind
-        limits = {
-            gpu_type: BatchLimits(
-                initial_batch_size=app.initial_batch_size,
-                max_batch_size=app.max_batch_size,
-                max_local_batch_size=app.local_bounds(gpu_type)[1],
-                min_local_batch_size=app.local_bounds(gpu_type)[0],
-            )
-            for gpu_type in app.times
-        }
+        kind: JobKind = "rigid" if app.single_gpu else "hybrid_parallel" if app.is_pipeline else self._kind
+        agent = SimulatedAgent(limits_of(app), self._known.get(app.name, Knowledge()))
+        if self._cluster.profile_alone and kind in TUNED:
+            for gpu_type in app.times:
+                agent.profile_alone(gpu_type, app.times_alone(gpu_type))
         adaptive_batch = app.max_batch_size if app.single_gpu else app.initial_batch_size
         return SimulatedJob(
             request=request,
             app=app,
             kind=kind,
-            profiled=kind == "adaptive" or self._settings.policy.name in FIXED_SIZE.keys() - BLIND,
-            agent=SimulatedAgent(limits, self._known.get(app.name, Knowledge())),
+            profiled=kind in TUNED or self._settings.policy.name in FIXED_SIZE.keys() - BLIND,
+            agent=agent,
             restart_s=self._cluster.restart_s.get(app.name, self._settings.restart_s),
             batch_size=adaptive_batch if self._kind == "adaptive" else request.batch_size,
             divisor=self._cluster.goodput_divisor.get(app.name, 1.0),
@@ -196,7 +198,7 @@ class Simulation:
     def _observe(self, job: SimulatedJob, now_s: float) -> Job:
         """The job as the scheduler sees it: its spec, and what its agent reports."""
         app, agent = job.app, job.agent
-        adaptive = job.kind == "adaptive"
+        adaptive = job.kind in TUNED
         low, high = self._local_bounds(app)
         least, most = self._gpu_bounds(job, low)
         return Job(
@@ -209,6 +211,8 @@ class Simulation:
             initial_batch_size=app.initial_batch_size if adaptive else job.batch_size,
             max_batch_size=app.max_batch_size,
             max_local_batch_size=high,
+            max_local_batch_size_of={kind: app.local_bounds(kind)[1] for kind in app.times},
+            restarting=job.restart_left_s > 0,
             min_local_batch_size=low if adaptive else 1,
             placement=job.placement,
             age_s=now_s - job.request.submitted_s,
@@ -221,6 +225,7 @@ class Simulation:
             progress=job.progress,
             target_progress=float(app.progress[-1]),
             gpus_seen=agent.gpus_seen,
+            gpus_per_replica_of={kind: app.gpus_per_replica(kind) for kind in app.times if app.is_pipeline},
             model=app.name,
             oracle=self._oracle(job, most) if self._settings.policy.name in ORACLES else None,
         )
@@ -235,6 +240,9 @@ class Simulation:
             gpus = 1 if job.app.single_gpu else job.request.num_gpus
             return gpus, gpus
         measured = max(self._cluster.most_gpus(gpu_type) for gpu_type in job.app.times)
+        if job.kind == "hybrid_parallel":
+            units = [job.app.gpus_per_replica(gpu_type) for gpu_type in job.app.times]
+            return min(units), min(max(units) * (job.app.max_batch_size // min_local), measured, MAX_GPUS)
         batch = job.batch_size if job.kind == "strong_scaling" else job.app.max_batch_size
         return 1, max(1, min(batch // min_local, measured, MAX_GPUS))
 

@@ -6,90 +6,78 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pollux.simulate.job import SimulatedJob
+from pollux.simulate.agent import Knowledge, SimulatedAgent
+from pollux.simulate.job import SimulatedJob, limits_of
 from pollux.simulate.setup import ClusterSetup
-from pollux.simulate.split import packed, split_batch
-from pollux.traces import Application
+from pollux.simulate.split import packed
 
-Floats = NDArray[np.float64]
-
-_BATCHES = 50
-"""Total batch sizes tried, in geometric steps from the least to the largest one."""
+_Key = tuple[str, str, int, float, float]
 
 
 @dataclass(slots=True)
 class Isolation:
-    """Times of jobs that have a part of the cluster to themselves.
+    """Times of jobs that have a part of the cluster to themselves, each simulated as in the cluster.
 
-    Alone a job starts on one GPU and doubles at each decision until it has its part, a restart each time;
-    it trains at the best batch size of each epoch throughout.
+    The job waits for the first decision after its submission, starts on one GPU and doubles at each decision
+    until it has its part, with a restart each time; its agent measures, fits and tunes the batch size, from
+    nothing. One of a fixed size or batch size is compared with what it could have been.
     """
 
     cluster: ClusterSetup
     interval_s: float = 60.0
-    _known: dict[tuple[str, str, int], Floats] = field(default_factory=dict)
+    _known: dict[_Key, float] = field(default_factory=dict)
 
     def seconds(self, job: SimulatedJob, gpus: float) -> float:
-        """From first start to end on ``gpus``: linear between whole numbers, below one in proportion.
+        """From submission to end on ``gpus``: linear between whole numbers, below one in proportion.
 
-        With several types of GPU, the time at the mean speed of those that the application was measured on,
-        weighted by how many the cluster has.
+        With several types of GPU, the time by which rho is the mean of those on each type that the
+        application was measured on, weighted by how many the cluster has; Sia Eq. 6.
         """
         weights = {kind: self.cluster.gpus_of[kind] for kind in job.app.times}
-        speed = sum(weight / self._on_type(job, kind, gpus) for kind, weight in weights.items())
-        return sum(weights.values()) / speed
+        rate = sum(weight / self._on_type(job, kind, gpus) for kind, weight in weights.items())
+        return sum(weights.values()) / rate
 
     def _on_type(self, job: SimulatedJob, gpu_type: str, gpus: float) -> float:
+        submitted_s = job.request.submitted_s
+        gpus /= job.app.gpus_per_replica(gpu_type)
+        wait_s = max(ceil(submitted_s / self.interval_s), 1) * self.interval_s - submitted_s
         if gpus <= 1:
-            return self._whole(job, gpu_type, 1) / gpus
+            return (wait_s + self._whole(job, gpu_type, 1)) / gpus
         low, high = floor(gpus), ceil(gpus)
         times = self._whole(job, gpu_type, low), self._whole(job, gpu_type, high)
-        return times[0] + (gpus - low) * (times[1] - times[0])
+        return wait_s + times[0] + (gpus - low) * (times[1] - times[0])
 
     def _whole(self, job: SimulatedJob, gpu_type: str, gpus: int) -> float:
-        gpus = 1 if job.app.single_gpu else min(gpus, max(self.cluster.most_gpus(gpu_type), 1))
-        now_s, done, size = 0.0, 0.0, 1
-        while size < gpus:
-            useful_s = max(self.interval_s - job.restart_s, 0.0) / job.divisor
-            left = np.interp(done, [0.0, *job.app.progress], [0.0, *self._times(job.app, gpu_type, size)])
-            total = self._times(job.app, gpu_type, size)
-            if left + useful_s >= total[-1]:
-                return float(now_s + job.restart_s + (total[-1] - left) * job.divisor)
-            done = float(np.interp(left + useful_s, [0.0, *total], [0.0, *job.app.progress]))
-            now_s += self.interval_s
-            size = min(2 * size, gpus)
-        total = self._times(job.app, gpu_type, gpus)
-        spent = np.interp(done, [0.0, *job.app.progress], [0.0, *total])
-        return float(now_s + job.restart_s + (total[-1] - spent) * job.divisor)
-
-    def _times(self, app: Application, gpu_type: str, gpus: int) -> Floats:
-        """Seconds from the beginning to the end of each epoch on a fixed number of GPUs."""
-        key = (app.name, gpu_type, gpus)
+        """From first start to end on so many GPUs, or replicas of a pipeline."""
+        most = 1 if job.app.single_gpu else self.cluster.most_gpus(gpu_type)
+        most //= job.app.gpus_per_replica(gpu_type)
+        key = (job.app.name, gpu_type, min(gpus, max(most, 1)), job.restart_s, job.divisor)
         if key not in self._known:
-            shape = packed(gpus, self.cluster.width_of[gpu_type])
-            self._known[key] = np.cumsum(best_seconds(app, gpu_type, shape))
+            self._known[key] = self._simulate(job, gpu_type, key[2])
         return self._known[key]
 
-
-def best_seconds(app: Application, gpu_type: str, shape: tuple[int, ...]) -> Floats:
-    """Seconds of each epoch on a placement with the best batch size; truth, not a fit."""
-    gpus = sum(shape)
-    low, _ = app.local_bounds(gpu_type)
-    least = min(max(app.initial_batch_size, low * gpus), app.max_batch_size)
-    sizes = [app.max_batch_size] if app.single_gpu else np.geomspace(least, app.max_batch_size, _BATCHES)
-    progress = np.diff(app.progress, prepend=0.0)
-    best: Floats = np.full(app.epochs, np.inf)
-    for local, steps in dict.fromkeys(split_batch(app, gpu_type, round(size), gpus) for size in sizes):
-        if local < 1:
-            continue
-        step_s, sync_s = app.step_times(gpu_type, shape, local)
-        batch = gpus * local * (steps + 1)
-        square, variance = np.array([app.gradients(epoch, batch) for epoch in range(app.epochs)]).T
-        gain = (variance + square) / (variance * app.initial_batch_size / batch + square)
-        best = np.minimum(best, progress * (step_s + steps * (step_s - sync_s)) / gain)
-    return best
+    def _simulate(self, job: SimulatedJob, gpu_type: str, gpus: int) -> float:
+        width = self.cluster.width_of[gpu_type]
+        alone = SimulatedJob(
+            request=job.request,
+            app=job.app,
+            kind="rigid" if job.app.single_gpu else "hybrid_parallel" if job.app.is_pipeline else "adaptive",
+            profiled=True,
+            agent=SimulatedAgent(limits_of(job.app), Knowledge()),
+            restart_s=job.restart_s,
+            batch_size=job.app.max_batch_size,
+            divisor=job.divisor,
+        )
+        now_s, size = 0.0, 0
+        while alone.completed_s is None:
+            if size < gpus:
+                size = min(max(2 * size, 1), gpus)
+                shape = packed(size * job.app.gpus_per_replica(gpu_type), width)
+                alone.place({f"n{node}": count for node, count in enumerate(shape)}, gpu_type, now_s)
+            alone.advance(now_s, self.interval_s, 0.0)
+            now_s += self.interval_s
+        return alone.completed_s
 
 
 def fairness(

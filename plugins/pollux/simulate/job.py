@@ -1,20 +1,39 @@
 """A simulated job: the recorded truth of its training, moved on in time, and what its agent knows of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pollux.simulate.agent import SimulatedAgent
 from pollux.simulate.split import split_batch
 from pollux.traces import Application, Request
+from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import JobKind, Placement
+
+TUNED: frozenset[JobKind] = frozenset({"adaptive", "hybrid_parallel"})
+"""Kinds of job whose batch size their agent tunes."""
+
+
+def limits_of(app: Application) -> Mapping[str, BatchLimits]:
+    """What an adaptive job's batch sizes may be, by type of GPU."""
+    bounds = {gpu_type: app.local_bounds(gpu_type) for gpu_type in app.times}
+    return {
+        gpu_type: BatchLimits(
+            initial_batch_size=app.initial_batch_size,
+            max_batch_size=app.max_batch_size,
+            max_local_batch_size=high,
+            min_local_batch_size=low,
+        )
+        for gpu_type, (low, high) in bounds.items()
+    }
 
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedJob:
     """State of one job. Times are seconds since the simulation's start.
 
-    ``shape`` are the GPUs per node in the order in which the nodes were picked. A job of kind adaptive has
-    its batch tuned by its agent, any other one trains at ``batch_size``. One that is ``profiled`` has its
-    steps measured by its agent. ``divisor`` slows progress down.
+    ``shape`` are the GPUs per node in the order in which the nodes were picked. A job of kind adaptive or
+    hybrid-parallel has its batch tuned by its agent, any other one trains at ``batch_size``. One that is
+    ``profiled`` has its steps measured by its agent. ``divisor`` slows progress down.
     """
 
     request: Request
@@ -43,6 +62,11 @@ class SimulatedJob:
     @property
     def gpus(self) -> int:
         return sum(self.shape)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas: GPUs, but for a pipeline."""
+        return self.gpus // self.app.gpus_per_replica(self.gpu_type) if self.shape else 0
 
     @property
     def restarts(self) -> int:
@@ -88,8 +112,8 @@ class SimulatedJob:
                 self._choose_batch()
 
     def _choose_batch(self) -> None:
-        if self.kind == "adaptive":
-            split = self.agent.tune(self.gpu_type, len(self.shape), self.gpus)
+        if self.kind in TUNED:
+            split = self.agent.tune(self.gpu_type, len(self.shape), self.replicas)
         else:
             split = split_batch(self.app, self.gpu_type, self.batch_size, self.gpus)
         self.local_bsz, self.accumulation = split
@@ -98,13 +122,16 @@ class SimulatedJob:
         """Progress per second of the present configuration, which the agent measures meanwhile."""
         app, steps = self.app, self.accumulation
         step_s, sync_s = app.step_times(self.gpu_type, self.shape, self.local_bsz)
-        batch = self.gpus * self.local_bsz * (steps + 1)
+        batch = self.replicas * self.local_bsz * (steps + 1)
         scale = batch / app.initial_batch_size
         square, variance = app.gradients(self.epoch, batch)
         gain = (variance + square) / (variance / scale + square)
         self.efficiency = gain / scale
         if self.profiled:
-            self.agent.measure_step(self.gpu_type, len(self.shape), self.gpus, self.local_bsz, step_s, sync_s)
+            self.agent.measure_step(
+                self.gpu_type, len(self.shape), self.replicas, self.local_bsz, step_s, sync_s
+            )
+            self.agent.max_gpus = max(self.agent.max_gpus, self.gpus)
             noise = app.initial_batch_size * variance / square if square > 0 else float("inf")
             self.agent.measure_noise(noise)
         return gain / (step_s + steps * (step_s - sync_s))

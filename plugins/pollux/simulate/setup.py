@@ -1,6 +1,7 @@
 """What a simulation runs on and how: the cluster, what a restart costs there, and the settings of a run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,13 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.errors import TraceError
-from pollux.policy import POLICIES
+from pollux.policy import POLICIES, STUDIED
 from pollux.snapshot import DEFAULT_RESTART_S, Node, PolicySettings
 from pollux.traces.application import DEFAULT_TYPE
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, decode, from_plain
 
-PRESETS = ("sia",)
+PRESETS = ("sia", "small")
 
 FIXED_SIZE: Mapping[str, JobKind] = {
     "tiresias": "rigid",
@@ -49,12 +50,17 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class ClusterSetup:
-    """The cluster; what a restart costs and by what progress is divided, by application."""
+    """The cluster; what a restart costs and by what progress is divided, by application.
+
+    With ``profile_alone`` an adaptive job's steps on one GPU of each type are measured before it waits for
+    GPUs (Sia section 3.2).
+    """
 
     schema: Literal[1] = 1
     groups: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     restart_s: Mapping[str, RestartS] = Field(default_factory=dict)
     goodput_divisor: Mapping[str, AboveZero] = Field(default_factory=dict)
+    profile_alone: bool = False
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -97,7 +103,7 @@ class ClusterSetup:
             )
             for group in self.groups
         )
-        return ClusterSetup(groups=groups, restart_s=self.restart_s, goodput_divisor=self.goodput_divisor)
+        return replace(self, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -122,7 +128,7 @@ def run_settings(
 
     ``avoid_interference`` None is on for every policy but the baselines that leave jobs at their size.
     """
-    if policy not in POLICIES:
+    if policy not in POLICIES and policy not in STUDIED:
         raise TraceError(f"--policy: {policy!r} is no policy; use one of {', '.join(POLICIES)}")
     avoid = policy not in FIXED_SIZE if avoid_interference is None else avoid_interference
     plain = {"name": policy, "avoid_interference": avoid, "fairness_p": fairness_p, "seed": seed}

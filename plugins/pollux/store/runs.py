@@ -58,6 +58,8 @@ def spec_params(spec: JobSpec) -> dict[str, str]:
         "epochs": spec.epochs,
         "preemptible": spec.preemptible,
         "gpu_types": ",".join(spec.gpu_types),
+        "priority": spec.priority if spec.priority != 1.0 else None,
+        "team": spec.team,
     }
     return {name: _short(str(value)) for name, value in values.items() if value not in ("", None)}
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pollux.errors import TraceError
+from pollux.traces.pipeline import STAGES, PipelineTimes
 from pollux.traces.steptimes import Shape, StepTimes, read_step_times
 from pollux.traces.tables import read_table
 
@@ -16,6 +17,9 @@ Floats = NDArray[np.float64]
 
 DEFAULT_TYPE = "gpu"
 """The type of GPU whose files have no suffix; the type of nodes of which nothing else is said."""
+
+_ALONE = 10
+"""Batch sizes profiled on one GPU; Sia section 3.2."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 _VALIDATION = re.compile(r"validation-([1-9][0-9]{0,9})\.csv")
@@ -38,7 +42,7 @@ class Application:
     grad_sqr: Floats
     grad_var: Floats
     iteration: Floats
-    times: Mapping[str, StepTimes]
+    times: Mapping[str, StepTimes | PipelineTimes]
     _statistics: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, init=False)
 
     @property
@@ -59,8 +63,17 @@ class Application:
         """Whether the published experiments leave it on one GPU at its largest batch size."""
         return self.name == "ncf"
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether a replica takes several GPUs, and so the job grows by whole replicas."""
+        return any(times.gpus_per_replica > 1 for times in self.times.values())
+
+    def gpus_per_replica(self, gpu_type: str) -> int:
+        """GPUs of one replica on that type."""
+        return self.times[gpu_type].gpus_per_replica
+
     def local_bounds(self, gpu_type: str) -> tuple[int, int]:
-        """Least and largest batch size of one GPU of that type."""
+        """Least and largest batch size of one GPU of that type; of a pipeline's replica."""
         times = self.times[gpu_type]
         limits = [_LOCAL_LIMITS.get((self.name, kind), times.max_local) for kind in ("", gpu_type)]
         return times.min_local, min(times.max_local, *limits)
@@ -68,6 +81,13 @@ class Application:
     def step_times(self, gpu_type: str, shape: Shape, local_bsz: int) -> tuple[float, float]:
         """(step_s, sync_s) on a placement."""
         return self.times[gpu_type].at(shape, local_bsz)
+
+    def times_alone(self, gpu_type: str) -> Mapping[int, tuple[float, float]]:
+        """(step_s, sync_s) on one replica by local batch size: the least, the largest, and some between."""
+        low, high = self.local_bounds(gpu_type)
+        sizes = np.unique(np.rint(np.geomspace(low, high, _ALONE)).astype(np.int64)).tolist()
+        shape = (self.gpus_per_replica(gpu_type),)
+        return {size: self.step_times(gpu_type, shape, size) for size in sizes}
 
     def gradients(self, epoch: int, batch_size: int) -> tuple[float, float]:
         """(squared gradient norm, gradient variance at M0), between the two neighbouring validation runs."""
@@ -101,11 +121,13 @@ def read_application(traces: Path, name: str, gpu_types: frozenset[str]) -> Appl
             f"application {name[:80]!r} is unknown: {traces / 'apps'} has {', '.join(known) or 'none'}; "
             "correct the name or add its folder"
         )
-    times = {}
+    times: dict[str, StepTimes | PipelineTimes] = {}
     for kind in sorted(gpu_types):
         suffix = "" if kind == DEFAULT_TYPE else f"-{kind}"
         if _NAME.fullmatch(kind) and (folder / f"placements{suffix}.csv").exists():
-            times[kind] = read_step_times(folder, suffix)
+            stages = STAGES.get((name, kind))
+            measured = read_step_times(folder, suffix, whole=stages is None)
+            times[kind] = measured if stages is None else PipelineTimes(measured, stages)
     if not times:
         raise TraceError(
             f"application {name!r} has no measurements on {' or '.join(sorted(gpu_types))}; {folder} has "

@@ -29,6 +29,8 @@ class StepTimes:
     of what was measured the nearest measurement counts.
     """
 
+    gpus_per_replica = 1
+
     def __init__(self, placements: pd.DataFrame, scalability: pd.DataFrame) -> None:
         self.min_local = int(placements["local_bsz"].min())
         self.max_local = int(placements["local_bsz"].max())
@@ -89,8 +91,11 @@ def rotated(shape: Shape) -> Shape:
     return min(shape[turn:] + shape[:turn] for turn in range(len(shape)))
 
 
-def read_step_times(folder: Path, suffix: str) -> StepTimes:
-    """Read ``placements<suffix>.csv`` and ``scalability<suffix>.csv``; raises TraceError."""
+def read_step_times(folder: Path, suffix: str, *, whole: bool = True) -> StepTimes:
+    """Read ``placements<suffix>.csv`` and ``scalability<suffix>.csv``; raises TraceError.
+
+    ``whole`` says that step_time is that of a whole step, of which sync_time is a part.
+    """
     path = folder / f"placements{suffix}.csv"
     placements = read_table(path, texts=["placement"], numbers=["local_bsz", *_TIMES])
     wrong = ~placements["placement"].str.fullmatch(r"[1-9]+")
@@ -108,6 +113,6 @@ def read_step_times(folder: Path, suffix: str) -> StepTimes:
     for file, table in ((path, placements), (other, scalability)):
         if (table["local_bsz"] < 1).any() or (table["step_time"] <= 0).any():
             raise TraceError(f"{file}: local_bsz must be at least 1 and step_time above 0 in every row")
-        if (table["sync_time"] > table["step_time"]).any():
+        if whole and (table["sync_time"] > table["step_time"]).any():
             raise TraceError(f"{file}: sync_time is above step_time, of which it is a part; correct it")
     return StepTimes(placements, scalability)

@@ -1,6 +1,6 @@
 """A workload: which applications were submitted when, and what their users asked for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pollux.errors import TraceError
@@ -27,6 +27,11 @@ class Workload:
     name: str
     set: str
     requests: tuple[Request, ...]
+
+    def first(self, jobs: int) -> "Workload":
+        """The workload of the ``jobs`` that are submitted first, in the order of their submission."""
+        early = sorted(self.requests, key=lambda request: request.submitted_s)[:jobs]
+        return replace(self, requests=tuple(early))
 
 
 def read_workload(path: Path) -> Workload:

@@ -10,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pollux_agent.driver import FINAL_PHASES, Driver, DriverState, Start, Timing
-from pollux_agent.protocol import Allocation, DriverEvent, Event, JobFolder, Outcome, Placement, decode
-from pollux_agent.records import append_line, write_completion, write_outcome
+from pollux_agent.protocol import (
+    Allocation,
+    DriverEvent,
+    Event,
+    JobFolder,
+    Outcome,
+    Placement,
+    Unsaved,
+    decode,
+    encode,
+)
+from pollux_agent.records import append_line, write_atomic, write_completion, write_outcome
 
 TIMING = Timing(grace_s=30, abrupt_grace_s=2, broken_wait_s=2, broken_grace_s=5, backoff_s=1, max_backoff_s=8)
 
@@ -110,9 +120,11 @@ class World:
             ),
         )
 
+    def lines(self) -> list[str]:
+        return self.folder.driver_events.read_text().splitlines()
+
     def events(self) -> list[str]:
-        lines = self.folder.driver_events.read_text().splitlines()
-        return [decode(DriverEvent, line).event for line in lines]
+        return [decode(DriverEvent, line).event for line in self.lines()]
 
 
 @pytest.fixture
@@ -520,3 +532,50 @@ def test_whatever_happens_there_is_one_gang_with_a_new_number_signalled_once(
     assert [start.incarnation for start in starts] == list(range(1, len(starts) + 1))
     for first, second in zip(world.gang.done, world.gang.done[1:], strict=False):
         assert (first, second) != ("signal", "signal")
+
+
+def cannot_save(world: World, message: str, incarnation: int) -> None:
+    word = Unsaved(incarnation=incarnation, time_unix_s=world.now_unix_s, message=message)
+    write_atomic(world.folder.unsaved, encode(word).encode())
+
+
+def test_that_checkpoints_cannot_be_written_is_said_for_as_long_as_it_is_so(world: World) -> None:
+    world.give(a=1)
+    world.step(1)
+    assert world.tick().message == "trains on a x 1"
+    cannot_save(world, "step 9 is not saved: the disk is full", incarnation=1)
+    assert world.tick().message == "trains on a x 1, but step 9 is not saved: the disk is full"
+    saved = len(world.saved)
+    world.tick()
+    assert len(world.saved) == saved, "an unchanged message was stored again"
+    world.folder.unsaved.unlink()
+    assert world.tick().message == "trains on a x 1"
+
+
+def test_what_an_earlier_incarnation_could_not_save_is_its_own_matter(world: World) -> None:
+    cannot_save(world, "the disk is full", incarnation=0)
+    world.give(a=1)
+    world.step(1)
+    assert world.tick().message == "trains on a x 1"
+
+
+@pytest.mark.parametrize(
+    ("stop", "want"),
+    [
+        pytest.param(None, "1 interrupted, but step 9 is not saved", id="resize"),
+        pytest.param("success", "ended on request (success), but step 9 is not saved", id="by a person"),
+    ],
+)
+def test_a_stop_without_a_checkpoint_says_so(world: World, stop: str | None, want: str) -> None:
+    world.give(a=1)
+    world.step(1)
+    world.tick()
+    if stop is None:
+        world.give()
+    world.stop = stop
+    world.tick()
+    world.outcome("interrupted", step=9, steps_taken=9, error="step 9 is not saved")
+    world.gang.die()
+    world.allocation = replace(world.allocation, placement={})
+    state = world.tick()
+    assert want in (state.message, *(decode(DriverEvent, line).message for line in world.lines()))

@@ -1,5 +1,6 @@
 """Worker pods and what becomes of a gang that cannot start: the pure parts of the driver on Kubernetes."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from pollux_agent.driver.kube.documents import (
 )
 from pollux_agent.driver.kube.manifest import RENDEZVOUS_PORT, Gang, worker_pod
 from pollux_agent.driver.kube.narrow import EMPTY_PAUSE_S, FIRST_PAUSE_S, Narrowed, narrow
-from pollux_agent.driver.kube.trouble import end_note, pod_trouble
+from pollux_agent.driver.kube.trouble import end_note, is_starting, makes_room, pod_trouble
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import Allocation, JobSpec
 from pollux_agent.settings import worker_settings
@@ -162,6 +163,51 @@ def test_what_keeps_a_pod_from_running(
     else:
         assert trouble is not None
         assert (want[0] in trouble.reason, trouble.fatal) == (True, want[1])
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "ends", "starting"),
+    [
+        pytest.param("Pending", "", False, False, id="it finds no node"),
+        pytest.param("Pending", "node-0", False, True, id="a kubelet has it"),
+        pytest.param("Pending", "node-0", True, False, id="it was told to end"),
+        pytest.param("Running", "node-0", False, False, id="it runs"),
+    ],
+)
+def test_a_pod_starts_between_its_node_and_its_containers(
+    phase: str, node: str, ends: bool, starting: bool
+) -> None:
+    pod = a_pod(phase) | {"spec": {"nodeName": node} if node else {}}
+    if ends:
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert is_starting(pod) is starting
+
+
+def test_only_a_pod_without_a_node_may_wait_for_others_to_end() -> None:
+    homeless = pod_trouble(a_pod(unschedulable="0/2 nodes"), 20.0, 20.0)
+    imageless = pod_trouble(a_pod(waiting="ErrImagePull"), 20.0, 20.0)
+    assert homeless is not None
+    assert imageless is not None
+    assert (homeless.homeless, imageless.homeless) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("due", "resource", "waits"),
+    [
+        pytest.param(None, "nvidia.com/gpu", False, id="it stays"),
+        pytest.param("2026-01-01T00:00:30Z", "nvidia.com/gpu", True, id="it ends"),
+        pytest.param("2025-12-31T23:59:00Z", "nvidia.com/mig-1g.5gb", True, id="a kubelet that is late"),
+        pytest.param("2025-12-31T23:50:00Z", "nvidia.com/gpu", False, id="it ends for ever"),
+        pytest.param("2026-01-01T00:00:30Z", "memory", False, id="it has no GPUs"),
+    ],
+)
+def test_gpus_that_are_about_to_be_free(due: str | None, resource: str, waits: bool) -> None:
+    pod = {
+        "metadata": {"name": "tenant", **({"deletionTimestamp": due} if due else {})},
+        "spec": {"containers": [{"name": "base", "resources": {"limits": {resource: "1"}}}]},
+    }
+    now_unix_s = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    assert makes_room([pod], RESOURCES, now_unix_s) == ("tenant" if waits else "")
 
 
 def test_ends_that_the_output_does_not_tell_are_told() -> None:

@@ -237,7 +237,7 @@ def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:
                     job.stop()
                 optimizer.step()
     assert end.value.code == 143
-    assert CheckpointStore(tmp_path).paths()[0].name.endswith("0000000005")
+    assert CheckpointStore(tmp_path).names()[0].endswith("0000000005")
     resumed, optimizer = small_job(checkpoint_dir=tmp_path)
     assert resumed.step == 5
     assert len(train(resumed, optimizer, 2)) == 11 * 8

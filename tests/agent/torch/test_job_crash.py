@@ -51,8 +51,12 @@ class Victim:
         process.start()
         return process
 
-    def kill_at(self, process: BaseProcess, seconds: float) -> None:
-        """SIGKILL that long after the incarnation's first step, or its start."""
+    def kill_at(self, process: BaseProcess, seconds: float, *, incarnation: int) -> None:
+        """SIGKILL that long after the incarnation's start; the first one makes a checkpoint before."""
+        until_s = time.monotonic() + _TIMEOUT_S
+        while incarnation == 0 and not self._saved():
+            assert process.is_alive() and time.monotonic() < until_s, self.output.read_text()
+            time.sleep(0.01)
         time.sleep(seconds)
         self._kill(process)
 
@@ -70,6 +74,10 @@ class Victim:
         text = self.steps.read_text()
         whole = text[: text.rfind("\n") + 1]
         return [(int(step), digest) for step, digest in (line.split() for line in whole.splitlines())]
+
+    def _saved(self) -> bool:
+        events = self.run.folder.events(0, 0)
+        return events.exists() and '"checkpoint"' in events.read_text()
 
     def _saving(self) -> bool:
         folder = self.run.folder.checkpoints
@@ -93,7 +101,7 @@ def test_a_job_killed_at_random_moments_resumes_whole_and_loses_at_most_one_inte
         if incarnation % 2:
             inside += victim.kill_in_save(process, random_.uniform(0, 0.01))
         else:
-            victim.kill_at(process, random_.uniform(0, _LONGEST_LIFE_S))
+            victim.kill_at(process, random_.uniform(0, _LONGEST_LIFE_S), incarnation=incarnation)
         events = victim.run.events(incarnation) if victim.run.folder.events(incarnation, 0).exists() else []
         resumed = [event.step for event in events if event.event == "resume"]
         if any(event.event == "step" for event in events) and newest:

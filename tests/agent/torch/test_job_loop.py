@@ -241,7 +241,7 @@ def test_alone_a_training_that_is_terminated_does_not_count_as_a_success(tmp_pat
     finally:
         signal.signal(signal.SIGTERM, before)
     assert end.value.code == 128 + signal.SIGTERM
-    assert (job.step, len(CheckpointStore(tmp_path).paths())) == (1, 1)
+    assert (job.step, len(CheckpointStore(tmp_path).names())) == (1, 1)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_disk_that_refuses_events_and_figures_does_not_stop_the_training(
     job = ElasticJob(model, optimizer, Line(), batch_size=4)
     train(job, optimizer, 1)
     assert (job.step, run.outcome(0).kind) == (48, "done")
-    assert "the event step is not written down" in caplog.text
+    assert "events are not written down" in caplog.text
     assert "logged.json is not written" in caplog.text
 
 

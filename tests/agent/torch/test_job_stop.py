@@ -82,7 +82,7 @@ def test_a_killed_job_resumes_from_its_last_checkpoint(run: DriverRun) -> None:
 def test_a_torn_newest_checkpoint_costs_only_the_steps_since_the_one_before(run: DriverRun) -> None:
     run.terminate(run.start(0, "--wait-at", "5"))
     run.terminate(run.start(1, "--wait-at", "5"))
-    newest = CheckpointStore(run.folder.checkpoints).paths()[0]
+    newest = run.folder.checkpoints / CheckpointStore(run.folder.checkpoints).names()[0]
     (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:100])
     run.run(2)
     resumed = next(event for event in run.events(2) if event.event == "resume")

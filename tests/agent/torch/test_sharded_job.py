@@ -1,5 +1,6 @@
 """A job whose model is sharded: trains as a whole one does, and resumes on another number of ranks."""
 
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from elastic_runs import Line
+from ftp_server import ftp_server
 from gang import run_gang
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -31,7 +33,9 @@ def build(sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def train(folder: Path | None, epochs: int, stop_at: int = -1, *, sharded: bool = True) -> dict[str, Any]:
+def train(
+    folder: Path | str | None, epochs: int, stop_at: int = -1, *, sharded: bool = True
+) -> dict[str, Any]:
     model, optimizer = build(sharded)
     job = ElasticJob(
         model,
@@ -110,6 +114,15 @@ def refused(folder: Path) -> list[str]:
     return said
 
 
+def test_shards_behind_a_url_load_on_another_number_of_ranks(tmp_path: Path) -> None:
+    with ftp_server(tmp_path) as url:
+        stopped = run_gang(2, train, url, 1, 5)[0]
+        resumed = run_gang(1, train, url, 1, 1)[0]
+    assert resumed["step"] == stopped["step"] + 1
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
+    assert [name.replace("shards", "checkpoint") for name in kept[2:]] == kept[:2]
+
+
 class Planted:
     """What must not be run when metadata is read."""
 
@@ -124,7 +137,7 @@ def test_damaged_shards_fall_back_and_foreign_ones_are_refused(
     folder = tmp_path / "kept"
     for stop_at in (3, 3):
         run_gang(2, train, folder, 2, stop_at)
-    newest, older = (int(path.name[-10:]) for path in CheckpointStore(folder).paths())
+    newest, older = (int(name[-10:]) for name in CheckpointStore(folder).names())
     shard = next((folder / f"shards-000002-{newest:010d}").glob("__1_*"))
     shard.write_bytes(shard.read_bytes()[:-1])
     (answer, *_) = run_gang(1, train, folder, 2, 1)
@@ -140,3 +153,31 @@ def test_damaged_shards_fall_back_and_foreign_ones_are_refused(
     with pytest.raises((pickle.UnpicklingError, CheckpointException)):
         dcp_load({"model": {}}, storage_reader=_SafeReader(shards), no_dist=True)
     assert not (tmp_path / "planted").exists()
+
+
+def save_with_a_rank_that_cannot(folder: Path) -> dict[str, Any]:
+    model, optimizer = build(True)
+    model.register_buffer("ballast", torch.zeros(1))
+    job = ElasticJob(model, optimizer, Line(), batch_size=6, max_batch_size=6, checkpoint_dir=folder)
+    answer: dict[str, Any] = {}
+    for _ in job.epochs(1):
+        for inputs, targets, _ in job.loader:
+            optimizer.zero_grad()
+            F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+            optimizer.step()
+            if job.steps_taken in (1, 3, 5):
+                denied = job.steps_taken == 3 and job.rank == 1
+                resource.setrlimit(resource.RLIMIT_FSIZE, (10 if denied else -1, -1))
+                job._training.checkpoint()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+                dist.barrier()
+                answer[str(job.steps_taken)] = sorted(path.name for path in folder.iterdir() if path.is_dir())
+                dist.barrier()
+        break
+    return answer
+
+
+def test_where_one_rank_finds_no_room_all_go_on_and_nothing_is_left(tmp_path: Path) -> None:
+    for answer in run_gang(2, save_with_a_rank_that_cannot, tmp_path):
+        assert [len(answer[step]) for step in ("1", "3", "5")] == [2, 2, 4]
+        assert answer["3"] == answer["1"]

@@ -1,4 +1,4 @@
-"""A training script for tests: SEEN READY [--workers N] [--wait-at STEP] [--raise-at STEP].
+"""A training script for tests: SEEN READY [--workers N] [--wait-at STEP] [--raise-at STEP] [--ballast N].
 
 Without a driver also [--checkpoint-dir FOLDER] [--epochs N] [--batch-size N].
 
@@ -22,12 +22,15 @@ parser.add_argument("ready", type=Path)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--wait-at", type=int, default=-1)
 parser.add_argument("--raise-at", type=int, default=-1)
+parser.add_argument("--ballast", type=int, default=0)
 parser.add_argument("--checkpoint-dir")
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch-size", type=int, default=999)  # under a driver the spec's counts
 arguments = parser.parse_args()
 
 model = linear_model()
+if arguments.ballast:
+    model.register_buffer("ballast", torch.zeros(arguments.ballast))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 job = pollux.ElasticJob(

@@ -1,9 +1,10 @@
 """``pollux explain``: plain words, the same numbers as JSON, and clear refusals."""
 
 import json
+import math
 from pathlib import Path
 
-from snapshot_builder import make_job, make_snapshot
+from snapshot_builder import make_job, make_snapshot, new_job
 from typer.testing import CliRunner
 
 from pollux.cli import app
@@ -47,6 +48,35 @@ def test_it_lists_what_each_configuration_is_worth(tmp_path: Path) -> None:
     assert shapes == [(1, 1), (1, 2), (1, 4), (2, 8)]
     shown = CliRunner().invoke(app, ["explain", path, "only"]).output
     assert "what binds" in shown and "a restart takes it 30 s" in shown
+
+
+def test_speed_ups_are_against_the_fair_share_that_the_policy_means(tmp_path: Path) -> None:
+    """Three jobs on 8 GPUs: a fair share of 3 GPUs is a number that pollux can give, and ours cannot."""
+    jobs = [make_job(f"job-{index}", placement={f"n{index % 2}": 1}) for index in range(3)]
+    for policy in ("pollux", "sia", "ours"):
+        settings = PolicySettings(name=policy)
+        answer = explained(
+            saved(tmp_path, make_snapshot(jobs, nodes={"n0": 4, "n1": 4}, policy=settings)), "job-0"
+        )
+        for each in answer["alternatives"]:  # type: ignore[attr-defined]
+            if each["decided"]:
+                assert math.isclose(each["goodput"], answer["goodput"], rel_tol=1e-6)  # type: ignore[arg-type]
+                assert math.isclose(each["speedup"], answer["speedup"], rel_tol=1e-6)  # type: ignore[arg-type]
+
+
+def test_a_job_of_which_nothing_is_known_is_said_to_be_so(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_snapshot([new_job("new", max_gpus=8)], policy=PolicySettings(name="ours")))
+    shown = " ".join(CliRunner().invoke(app, ["explain", path, "new"]).output.split())
+    assert "it has not run yet, so it starts on 1 GPU" in shown
+    assert "goodput is not known yet: nothing was measured" in shown
+    assert "0 decided" not in shown
+
+
+def test_baselines_say_no_goodput_and_the_configuration_tells_it(tmp_path: Path) -> None:
+    job = make_job("only", kind="rigid", min_gpus=2, max_gpus=2, placement={"n0": 2})
+    path = saved(tmp_path, make_snapshot([job], nodes={"n0": 4}, policy=PolicySettings(name="tiresias")))
+    answer = explained(path, "only")
+    assert answer["goodput"] == answer["goodput_now"] == answer["alternatives"][0]["goodput"]  # type: ignore[index]
 
 
 def test_an_unknown_job_and_a_file_that_is_no_snapshot_are_refused(tmp_path: Path) -> None:

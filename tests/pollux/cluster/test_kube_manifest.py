@@ -166,3 +166,14 @@ def test_settings_are_read_from_their_variables() -> None:
         "nvidia.com/mig-1g.5gb",
         5,
     )
+
+
+def test_a_folder_of_the_users_at_tmp_is_the_workers_alone() -> None:
+    """The driver has its own there, and a pod with two is refused."""
+    container = {"name": "base", "image": "train:1", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    volumes = [{"name": "tmp", "emptyDir": {}}]
+    pod = made(KubeSettings(jobs_volume=CLAIM), containers=[container], volumes=volumes)
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    assert [mount["name"] for mount in mounts if mount["mountPath"] == "/tmp"] == ["pollux-tmp"]
+    template = json.loads(doc.annotations(pod)[doc.WORKER])
+    assert container["volumeMounts"][0] in template["spec"]["containers"][0]["volumeMounts"]

@@ -4,12 +4,13 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
-from snapshot_builder import after_decision, make_job, make_snapshot
+from snapshot_builder import SCALES_WELL, after_decision, make_job, make_snapshot
 
 from pollux.plan import plan
 from pollux.policy import decide
 from pollux.policy.tiresias import DEMOTION_GPU_S
 from pollux.snapshot import Decision, Job, Oracle, PolicySettings, Snapshot
+from pollux_agent.model.goodput import BatchLimits, GoodputModel
 
 
 def rigid(job_id: str, gpus: int, **change: object) -> Job:
@@ -124,3 +125,37 @@ def test_optimus_leaves_a_job_where_it_is_if_its_number_of_gpus_stays() -> None:
 def test_optimus_without_an_oracle_goes_by_the_fits() -> None:
     jobs = [make_job("a", kind="strong_scaling", progress=10.0, target_progress=1000.0), make_job("b")]
     assert sum(gpus_of(decide(snapshot_of("optimus", *jobs))).values()) == 8
+
+
+@pytest.mark.parametrize("steps", [(1e5, 1e5), (1e4, 9e5), (3e5, 2e4)])
+def test_optimus_that_scales_batches_minimises_remaining_times_at_the_best_batch_of_each_count(
+    steps: tuple[float, float],
+) -> None:
+    jobs = [
+        make_job(name, noise_scale=noise, target_progress=left, max_gpus_seen=8)
+        for name, noise, left in (("calm", 10.0, steps[0]), ("noisy", 1e6, steps[1]))
+    ]
+    decision = decide(snapshot_of("optimus-scaling", *jobs, nodes=1))
+    assert decision.policy == "optimus-scaling"
+
+    def seconds(job: Job, gpus: int) -> float:
+        limits = BatchLimits(
+            initial_batch_size=job.initial_batch_size,
+            max_batch_size=job.max_batch_size,
+            max_local_batch_size=job.max_local_batch_size,
+            min_local_batch_size=job.min_local_batch_size,
+        )
+        goodput = float(GoodputModel(SCALES_WELL, job.noise_scale, limits).best(1, gpus).goodput)
+        return (job.target_progress or 0.0) * job.initial_batch_size / goodput
+
+    best = min(range(1, 4), key=lambda first: seconds(jobs[0], first) + seconds(jobs[1], 4 - first))
+    assert gpus_of(decision) == {"calm": best, "noisy": 4 - best}
+
+
+def test_optimus_counts_nodes_where_jobs_go_by_their_fits() -> None:
+    """A job that loses on a second node takes no GPU there, and the other one gets them."""
+    jobs = [
+        make_job(name, fits={"gpu": fit}, target_progress=1e5, max_gpus_seen=8, max_gpus=8)
+        for name, fit in (("local", replace(SCALES_WELL, alpha_sync_node=50.0)), ("wide", SCALES_WELL))
+    ]
+    assert gpus_of(decide(snapshot_of("optimus-scaling", *jobs)))["local"] <= 4

@@ -83,3 +83,17 @@ def test_batch_inference_is_worth_its_throughput_and_timely_inference_one() -> N
     assert value == pytest.approx(speeds.max(), rel=1e-3)
     rows, zeros = np.arange(2), np.zeros(2, dtype=np.int64)
     assert goodputs(models_of(timely, ("gpu",)), rows, zeros, zeros + 1, zeros + 1).tolist() == [1.0, 0.0]
+
+
+def test_what_fits_in_memory_differs_by_type() -> None:
+    fits = {"a": SCALES_WELL, "b": SCALES_WELL}
+    job = make_job(fits=fits, noise_scale=1e6, max_local_batch_size_of={"a": 64, "b": 512})
+    plain = replace(job, max_local_batch_size_of={})
+    alike = [replace(plain, max_local_batch_size=most) for most in (64, 512)]
+    first, second, two = np.array([0, 0]), np.array([0, 1]), np.array([2, 2])
+    got = goodputs(models_of([job], ("a", "b")), first, second, two - 1, two)
+    want = goodputs(models_of(alike, ("a",)), second, first, two - 1, two)
+    assert got.tolist() == pytest.approx(want.tolist())
+    assert got[0] < got[1]
+    models = job_models(job, ("a", "b", "c"))
+    assert [model.limits.max_local_batch_size for model in models] == [64, 512, 256]

@@ -185,3 +185,13 @@ def test_rows_bound_what_options_take_together() -> None:
     jobs = [make_job(f"j{index}", max_gpus=64, max_gpus_seen=64) for index in range(3)]
     options = formulate(make_snapshot(jobs, nodes={"a": 4, "b": 4, "c": 6}, policy=SIA)).options
     assert sorted(options.limit.tolist()) == [1, 2, 12, 14]  # nodes of six and four; GPUs in fours, and all
+
+
+@pytest.mark.parametrize("policy", ["sia", "ours"])
+def test_a_job_that_is_restarting_is_left_alone_until_it_trains(policy: str) -> None:
+    job = make_job(placement={"n0": 1}, max_gpus_seen=4)
+    snapshot = make_snapshot([job], nodes={"n0": 4}, policy=PolicySettings(name=policy))
+    assert gpus_of(decide(snapshot)) == {"job": 4}
+    restarting = decide(replace(snapshot, jobs=(replace(job, restarting=True),))).jobs["job"]
+    assert restarting.placement == {"n0": 1}
+    assert "restarting" in restarting.reason

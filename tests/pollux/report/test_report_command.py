@@ -9,7 +9,9 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from pollux.cli import app
-from pollux.report.sections import command, sections
+from pollux.report.cases import command
+from pollux.report.catalog import ORDER, QUICK_JOBS, sections
+from pollux.report.studies import studies
 from pollux.simulate.synthetic import synthetic_traces
 
 WORKLOAD = "name,time,application,num_replicas,batch_size\na,0,bert,2,48\nb,100,deepspeech2,2,80\n"
@@ -31,7 +33,7 @@ def test_the_page_has_figures_tables_and_commands_and_simulations_are_kept(
     traces: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "report"
-    options = ("--only", "policies", "--only", "time", "--only", "fairness")
+    options = ("--only", "policies", "--only", "time", "--only", "fairness", "--only", "counterexample")
     done = report(traces, out, *options)
     assert done.exit_code == 0, done.output
     page = (out / "index.html").read_text()
@@ -46,22 +48,69 @@ def test_the_page_has_figures_tables_and_commands_and_simulations_are_kept(
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
-def test_every_section_names_a_command_that_simulate_knows(traces: Path) -> None:
+def test_every_section_names_commands_that_simulate_knows(traces: Path) -> None:
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     parameters = group.commands["simulate"].params
     known = {flag for each in parameters for flag in (*each.opts, *each.secondary_opts)}
-    shown = sections(traces, ["workload-1"])
-    assert {section.key for section in shown} == {
-        "policies",
-        "interval",
-        "interference",
-        "fairness",
-        "fits",
-        "time",
-    }
-    for case in (case for section in shown for case in section.cases):
-        assert {word for word in command(case).split() if word.startswith("--")} <= known
+    for quick in (False, True):
+        shown = sections(traces, ["workload-1"], quick=quick)
+        keys = {section.key for section in shown}
+        assert keys >= {
+            "policies",
+            "interval",
+            "interference",
+            "fairness",
+            "time",
+            "restarts",
+            "fits",
+            "ablation",
+        }
+        assert keys >= {"one-type", "sia-p", "sia-interval"}
+        assert keys | {study.key for study in studies(traces, ["workload-1"], quick=quick)} <= set(ORDER)
+        for case in (case for section in shown for case in section.cases):
+            words = command(case).split()
+            assert {word for word in words if word.startswith("--")} <= known
+            assert "--cluster" in words
+            assert case.data.startswith("synthetic/workload-1")
+
+
+def test_simulations_of_one_name_are_the_same_and_others_have_other_names(traces: Path) -> None:
+    cases = [case for section in sections(traces, ["workload-1"]) for case in section.cases]
+    by_name = {case.name: command(case) for case in cases}
+    assert all(by_name[case.name] == command(case) for case in cases)
+    assert len(set(by_name.values())) == len(by_name)
+
+
+def test_a_quick_report_takes_the_first_jobs_by_submission_and_says_so(traces: Path) -> None:
+    (traces / "workloads/philly-1.0").mkdir()
+    late = "\n".join(f"job-{number},{1000 - number},bert,1,12" for number in range(20))
+    (traces / "workloads/philly-1.0/workload-1.csv").write_text(f"{WORKLOAD.splitlines()[0]}\n{late}\n")
+    case = next(sections(traces, ["workload-1"], quick=True)[0].cases)
+    requests = case.run(traces).workload.requests
+    assert [request.name for request in requests] == [f"job-{19 - number}" for number in range(QUICK_JOBS)]
+    assert case.data == f"philly-1.0/workload-1 (first {QUICK_JOBS} jobs)"
+    assert command(case).endswith(f"--first {QUICK_JOBS}")
+    assert next(sections(traces, ["workload-1"])[0].cases).data == "philly-1.0/workload-1"
+
+
+def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
+    traces: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    keys = ("restarts", "fits", "co-adaptation", "autoscaling", "counterexample")
+    done = report(traces, out, "--quick", *(word for key in keys for word in ("--only", key)))
+    assert done.exit_code == 0, done.output
+    page = (out / "index.html").read_text()
+    sections_of_page = page.split("<section ")[1:]
+    assert len(sections_of_page) == len(keys)
+    for text in sections_of_page:
+        assert "Made by <code>pollux " in text and "Results from" in text
+    assert "pollux autoscale --traces TRACES --application resnet18" in page
+    kept = sorted((out / "simulations").glob("study-*.json"))
+    assert [path.name for path in kept] == [
+        f"study-{key}-quick.json" for key in ("autoscaling", "co-adaptation", "counterexample")
+    ]
 
 
 def test_without_workloads_there_is_nothing_to_show(traces: Path, tmp_path: Path) -> None:

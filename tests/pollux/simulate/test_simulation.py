@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def test_where_interference_is_avoided_its_price_changes_nothing() -> None:
     assert any(job.agent.max_gpus > 2 for job in dear.jobs), "some job spanned nodes"
 
 
-def seen_by(name: str, monkeypatch: pytest.MonkeyPatch, **options: float) -> list[Snapshot]:
+def seen_by(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Snapshot]:
     """The snapshots that a policy gets in a small simulation."""
     seen: list[Snapshot] = []
     decide = POLICIES[name]
@@ -246,3 +247,21 @@ def test_options_out_of_range_are_refused() -> None:
             settings("pollux", **wrong)
     with pytest.raises(TraceError, match="no policy; use one of"):
         settings("best")
+
+
+def test_a_job_profiled_alone_has_a_fit_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = replace(uniform(2, 4), profile_alone=True)
+    first, *_, last = seen_by("sia", monkeypatch, cluster=cluster)
+    (job,) = (each for each in first.jobs if each.name == "deepspeech2-0")
+    assert job.gpus_seen == {"gpu": 1} and job.max_gpus_seen == 0 and job.gpu_limit == 1
+    app, params = apps()["deepspeech2"], job.fits["gpu"]
+    for local in (app.local_bounds("gpu")[0], app.local_bounds("gpu")[1]):
+        step_s, _ = app.step_times("gpu", (1,), local)
+        assert params.alpha_grad + params.beta_grad * local == pytest.approx(step_s, rel=0.25)
+    assert last.jobs[0].max_gpus_seen > 1
+
+
+def test_a_job_says_that_it_is_restarting_until_its_restart_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = seen_by("fifo", monkeypatch, restart_s=100.0)
+    flags = [job.restarting for snapshot in snapshots for job in snapshot.jobs if job.name == "deepspeech2-0"]
+    assert flags[:4] == [False, True, False, False]

@@ -1,7 +1,8 @@
 """Why a worker pod does not come to work, or how it ended, in words for the job's owner; pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -11,14 +12,19 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_OVERDUE_S = 120.0
+"""The kubelet of Kubernetes 1.20 takes up to a minute and a half to end a pod deleted while it started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """``fatal``: it lies with the job itself, so that no other node would help."""
+    """``fatal``: it lies with the job itself, so that no other node would help. ``homeless``: a pod finds no
+    node, be it that the one it is meant for has not enough left.
+    """
 
     reason: str
     fatal: bool = False
+    homeless: bool = False
 
 
 def pod_trouble(
@@ -42,10 +48,31 @@ def pod_trouble(
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             why = condition.get("message") or condition.get("reason") or "no node was found"
-            return Trouble(f"{name} finds no node: {why}")
+            return Trouble(f"{name} finds no node: {why}", homeless=True)
     if waited_s >= pull_wait_s:
         return Trouble(f"{name} has not started within {pull_wait_s:.0f} s")
     return None
+
+
+def is_starting(pod: Json) -> bool:
+    """Whether a kubelet has it, and is about to start its containers; nobody else has asked it to end."""
+    bound = bool((pod.get("spec") or {}).get("nodeName")) and not pod["metadata"].get("deletionTimestamp")
+    return bound and (pod.get("status") or {}).get("phase", "Pending") == "Pending"
+
+
+def makes_room(pods: Iterable[Json], resources: Iterable[str], now_unix_s: float) -> str:
+    """The name of one of a node's pods that is about to give GPUs back, empty if there is none.
+
+    A pod that is to be gone for longer than a kubelet may take is not waited for.
+    """
+    wanted = frozenset(resources)
+    for pod in pods:
+        due = pod["metadata"].get("deletionTimestamp")
+        containers = (pod.get("spec") or {}).get("containers") or ()
+        asked = {name for item in containers for name in (item.get("resources") or {}).get("limits") or ()}
+        if due and asked & wanted and now_unix_s < datetime.fromisoformat(due).timestamp() + _OVERDUE_S:
+            return str(pod["metadata"]["name"])
+    return ""
 
 
 def was_taken(pod: Json) -> bool:

@@ -9,14 +9,24 @@ from typing import Any
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
 from pollux_agent.driver.kube.cache import PodCache
 from pollux_agent.driver.kube.documents import (
+    NODE,
     ROLE,
     WORKER_ROLE,
+    annotations,
     is_terminal,
     labels,
+    node_and_resource,
 )
 from pollux_agent.driver.kube.logs import LogFollower
 from pollux_agent.driver.kube.manifest import Gang, worker_pod
-from pollux_agent.driver.kube.trouble import Trouble, end_note, pod_trouble, was_taken
+from pollux_agent.driver.kube.trouble import (
+    Trouble,
+    end_note,
+    is_starting,
+    makes_room,
+    pod_trouble,
+    was_taken,
+)
 from pollux_agent.driver.machine import Start
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import JobFolder, Placement
@@ -29,6 +39,8 @@ _KILL_GRACE_S = 1.0
 _GRACE_MARGIN_S = 5.0
 _LOG_WAIT_S = 5.0
 _RETRY_S = 2.0
+_START_S = 10.0
+"""A pod that starts is not deleted before: the kubelet of Kubernetes 1.20 may let it run on for a minute."""
 
 
 @dataclass(slots=True)
@@ -68,6 +80,7 @@ class KubeWorkers:
     _refusal: Trouble | None = field(default=None, init=False)
     _next_try_s: float = field(default=0.0, init=False)
     _started_s: float = field(default=0.0, init=False)
+    _look_again_s: float = field(default=0.0, init=False)
 
     # --- the driver's Workers
 
@@ -80,7 +93,7 @@ class KubeWorkers:
         self._gang = self.make_gang(start)
         self._workers = {}
         self._ending, self._refusal = False, None
-        self._next_try_s, self._started_s = 0.0, time.monotonic()
+        self._next_try_s, self._look_again_s, self._started_s = 0.0, 0.0, time.monotonic()
         self.tend()
 
     def signal(self) -> None:
@@ -141,22 +154,41 @@ class KubeWorkers:
                 self._delete(name, pod["metadata"]["uid"], 0)
 
     def trouble(self) -> Trouble | None:
-        """Why this gang cannot come to work as a whole, once it has had its time; None while it may."""
+        """Why this gang cannot come to work as a whole, once it has had its time; None while it may.
+
+        GPUs that another pod is about to give back are waited for.
+        """
         if self._gang is None or self._ending:
             return None
         if self._refusal is not None:
             return self._refusal
+        if time.monotonic() < self._look_again_s:
+            return None
         pods = self.cache.pods()
         settings = self._gang.settings
         waited_s = time.monotonic() - self._started_s
         for worker in self._workers.values():
             pod = pods.get(worker.name)
-            found = pod and pod_trouble(
-                pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s
-            )
-            if found:
+            if pod is None:
+                continue
+            found = pod_trouble(pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s)
+            if found and not (found.homeless and waited_s < settings.pull_wait_s and self._waits(pod)):
                 return found
         return None
+
+    def _waits(self, pod: Json) -> bool:
+        """Whether a pod that finds no place on its node will have one, as far as this namespace tells."""
+        resources = self._gang.settings.gpu_resources if self._gang else ()
+        node, _ = node_and_resource(annotations(pod)[NODE], resources)
+        try:
+            pods = list(self.api.items(pod_path(self.namespace), fieldSelector=f"spec.nodeName={node}"))
+        except KubeError as error:
+            logger.warning("It cannot be seen what ends on %s: %s", node, error)
+            pods = []
+        if leaving := makes_room(pods, resources, self.api.server_unix_s):
+            self._look_again_s = time.monotonic() + _RETRY_S
+            logger.info("%s waits for the GPUs of %s, which ends", pod["metadata"]["name"], leaving)
+        return bool(leaving)
 
     def _create_due(self) -> None:
         """Rank 0 first; the others once its address is known."""
@@ -227,11 +259,13 @@ class KubeWorkers:
             self._press(worker)
 
     def _press(self, worker: _Worker) -> None:
-        """Delete a pod with the present grace; again while the API server has not taken it in."""
+        """Delete a pod with the present grace, once it has started; again while that is not taken in."""
         now_s = time.monotonic()
         pod = self.cache.pods().get(worker.name)
         if pod is not None and (is_terminal(pod) or pod["metadata"]["uid"] != worker.uid):
             return
+        if (pod is None or is_starting(pod)) and now_s < worker.created_s + _START_S:
+            return  # tend() comes back to it
         told = pod is None or bool(pod["metadata"].get("deletionTimestamp"))
         if worker.asked_grace_s == self._grace_s and (told or now_s < worker.asked_s + _RETRY_S):
             return

@@ -23,6 +23,7 @@ OPERATOR_LABELS = frozenset(
 """By these KubernetesPodOperator finds its pod: workers must not carry them."""
 
 _JOB_VOLUME = "pollux-job"
+_TMP = "/tmp"  # noqa: S108 - a mount point
 _LEAVE_LOST_NODES_S = 30
 _GONE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _EXTRA_GRACE_S = 30
@@ -60,7 +61,10 @@ def driver_pod(
     meta = user_pod.get("metadata") or {}
     tolerations = _tolerations(spec, settings)
     volumes = [_job_volume(settings), *([] if own_image else spec.get("volumes") or ())]
-    mounts = [_job_mount(job_id), *([] if own_image else base.get("volumeMounts") or ())]
+    theirs = (
+        [] if own_image else [part for part in base.get("volumeMounts") or () if part["mountPath"] != _TMP]
+    )
+    mounts = [_job_mount(job_id), *theirs, {"name": "pollux-tmp", "mountPath": _TMP}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -103,7 +107,7 @@ def driver_pod(
                         "capabilities": {"drop": ["ALL"]},
                     },
                     "terminationMessagePolicy": "FallbackToLogsOnError",
-                    "volumeMounts": [*mounts, {"name": "pollux-tmp", "mountPath": "/tmp"}],  # noqa: S108
+                    "volumeMounts": mounts,
                 }
             ],
             "volumes": [*volumes, {"name": "pollux-tmp", "emptyDir": {}}],
@@ -198,7 +202,7 @@ def _job_mount(job_id: str) -> dict[str, Any]:
 def _driver_env(settings: KubeSettings) -> list[dict[str, Any]]:
     fields = {doc.POD_VARIABLE: "metadata.name", doc.NAMESPACE_VARIABLE: "metadata.namespace"}
     own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
-    extra = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **settings.driver_env}  # noqa: S108
+    extra = {"PYTHONUNBUFFERED": "1", "HOME": _TMP, **settings.driver_env}
     return [*own, *({"name": name, "value": value} for name, value in extra.items())]
 
 
