@@ -18,7 +18,7 @@ from pollux_agent.driver.kube.documents import JOB_DIR
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 TARGET = 0.95
-EPOCHS = 100
+EPOCHS = 10_000
 NODES = {"node-0": 4, "node-1": 4}
 
 
@@ -43,7 +43,8 @@ def tenants(stack: KubeStack) -> Iterator[None]:
 def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeStack, tenants: None) -> None:
     digits = stack.train(
         name="digits",
-        script=str(TOP / "agent/examples/digits.py"),
+        script=str(TOP / "tests/kube/endless_digits.py"),
+        arguments=["--until", f"{JOB_DIR}/stop"],
         epochs=EPOCHS,
         max_gpus=2,
         initial_batch_size=32,
@@ -77,18 +78,17 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
         assert lost not in digits.job.status.held
     finally:
         stack.kube.node_up(lost, NODES[lost])
-    digits.wait(lambda job, task: task.state == "success", "digits is done", 600)
+    runs = MlflowClient(stack.mlflow_url)
+    scores = lambda: runs.get_run(job.mlflow_run_id).data.metrics  # noqa: E731
+    awaited(scores, lambda found: found.get("val_accuracy", 0.0) >= TARGET, 600)
+    (stack.jobs / job.job_id / "stop").touch()
+    digits.wait(lambda job, task: task.state == "success", "digits is done")
 
     assert digits.task.try_number == 1
     sizes = digits.sizes(job.job_id)
     assert sizes[:4] == [1, 2, 1, 2], sizes
-    run = MlflowClient(stack.mlflow_url).get_run(job.mlflow_run_id)
-    assert run.data.metrics["val_accuracy"] >= TARGET
-    awaited(
-        lambda: MlflowClient(stack.mlflow_url).get_run(job.mlflow_run_id).info.status,
-        lambda status: status == "FINISHED",
-        30,
-    )
+    assert scores()["val_accuracy"] >= TARGET
+    awaited(lambda: runs.get_run(job.mlflow_run_id).info.status, lambda status: status == "FINISHED", 60)
     assert "resizing 2 -> 1 GPUs" in digits.log()
     assert "validation accuracy" in digits.log()
     told = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/events")
