@@ -201,6 +201,8 @@ def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start)
     failed = awaited(lambda: job.now, lambda now: now.status.phase == "failed", 60)
     assert failed.status.final
     assert "no-such-image" in failed.status.message
+    job.cluster.stop(job.id, "failed")
+    assert job.now.status.phase == "ended"
 
 
 @long_run
