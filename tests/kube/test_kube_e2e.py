@@ -4,6 +4,7 @@ off a lost node; and a person's acts reach the job.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
     other = newcomer.wait(newcomer.runs_on(1), "the newcomer gets one of them")
     job = digits.wait(digits.runs_on(1), "digits goes on with the other one")
     pods = list(stack.kube.api.items(pod_path(stack.namespace), labelSelector="pollux.dev/role=worker"))
-    assert [pod["spec"]["automountServiceAccountToken"] for pod in pods] == [False, False]
+    assert {pod["spec"]["automountServiceAccountToken"] for pod in pods} == {False}
     (stack.jobs / other.job_id / "stop").touch()
     newcomer.wait(lambda job, task: task.state == "success", "the newcomer ends")
     digits.wait(digits.runs_on(2), "digits grows again")
@@ -85,8 +86,8 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
     digits.wait(lambda job, task: task.state == "success", "digits is done")
 
     assert digits.task.try_number == 1
-    sizes = digits.sizes(job.job_id)
-    assert sizes[:4] == [1, 2, 1, 2], sizes
+    sizes = [size for size, _ in groupby(digits.sizes(job.job_id))]
+    assert sizes[:5] == [1, 2, 1, 2, 1], sizes
     assert scores()["val_accuracy"] >= TARGET
     awaited(lambda: runs.get_run(job.mlflow_run_id).info.status, lambda status: status == "FINISHED", 60)
     assert "resizing 2 -> 1 GPUs" in digits.log()
@@ -94,7 +95,7 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
     told = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/events")
     reasons = {event["reason"] for event in told if event["involvedObject"]["name"] == job.job_id}
     assert {"Placed", "Grown", "Shrunk"} <= reasons
-    awaited(stack.cluster.held, lambda held: not held, 30)
+    awaited(stack.cluster.held, lambda held: not held, 120)
 
 
 @pytest.fixture
