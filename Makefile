@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 PYTHON ?= python3.11
 STATE ?= state
 UP_ARGS ?=
+DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup api peers demo test test-kube check chart images format up down clean distclean
+.PHONY: help setup api peers demo demo-kube test test-kube check chart images format up down clean distclean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -30,6 +31,11 @@ peers: .peers/.stamp  ## make .peers with AdaptDL, which benchmarks compare with
 
 demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 12 minutes)
 	@exec $(BIN)/pollux demo --state "$(STATE)/demo"
+
+demo-kube: setup  ## the demo on Kubernetes: KUBECONFIG names a cluster, or POLLUX_KUBE a folder with up.sh and node-up.sh
+	@if [ -z "$${KUBECONFIG:-}" ] && [ -z "$${POLLUX_KUBE:-}" ]; then echo "demo-kube: set KUBECONFIG to a cluster's kubeconfig, or POLLUX_KUBE to a folder with up.sh and node-up.sh" >&2; exit 1; fi
+	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
+	@exec $(BIN)/pollux demo --kubernetes --state "$(STATE)/demo-kube" $(DEMO_ARGS)
 
 test: setup  ## all tests, a short run through the real stack included; choose with PYTEST_ARGS="-m 'not e2e'"
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -67,7 +73,9 @@ down:  ## stop what `make up` started
 
 clean: down  ## stop the stack and remove its state; the environment stays
 	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state "$(STATE)/demo"; fi
-	rm -rf "$(STATE)/stack" "$(STATE)/demo"
+	@if [ -x $(BIN)/pollux ]; then $(BIN)/pollux stack down --state "$(STATE)/demo-kube"; fi
+	@if [ -d "$(STATE)/demo-kube.cluster" ] && [ -n "$${POLLUX_KUBE:-}" ]; then "$$POLLUX_KUBE/down.sh" --purge "$(STATE)/demo-kube.cluster"; fi
+	rm -rf "$(STATE)/stack" "$(STATE)/demo" "$(STATE)/demo-kube"
 	@if [ -d "$(STATE)" ]; then rmdir --ignore-fail-on-non-empty "$(STATE)"; fi
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 

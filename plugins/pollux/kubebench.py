@@ -1,7 +1,9 @@
 """``pollux bench kube``: what a cycle costs on a large cluster, on a real API server and MLflow server.
 
 Nodes are objects without a kubelet, and job pods are bound to them but never run; all else is real. Each
-round times a cycle's parts: to observe (cluster and model store), to decide, and to patch so many jobs.
+round is a cycle as the scheduling task runs it, from taking the lease to giving it back, and its parts are
+timed: to observe cluster and model store, to decide, and to patch so many jobs. What is patched is not what
+was decided but a GPU less, or more, for each of them, so that every round changes as many.
 """
 
 import contextlib
@@ -10,12 +12,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeVar
 from uuid import uuid4
 
 from pollux.act import Act
@@ -24,14 +28,16 @@ from pollux.cluster.k8s.cluster import KubeCluster
 from pollux.cluster.k8s.manifest import driver_pod, first_notes
 from pollux.cluster.k8s.settings import KubeSettings
 from pollux.errors import PolluxError
+from pollux.jobruns import job_records
 from pollux.local.ports import LOOPBACK, free_port
 from pollux.observe import build_snapshot
 from pollux.plan import Action, plan
 from pollux.policy import decide
 from pollux.settings import Settings
-from pollux.store import JobRecord, ModelStore
+from pollux.stack import tether
+from pollux.store import ModelStore
 from pollux_agent.driver.kube import documents as doc
-from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
+from pollux_agent.driver.kube.api import PAGE_SIZE, KubeApi, KubeError, pod_path
 from pollux_agent.driver.kube.manifest import Gang, worker_pod
 from pollux_agent.driver.machine import Start
 from pollux_agent.driver.state import DriverState
@@ -39,6 +45,7 @@ from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Allocation, JobSpec, Report, encode
 
 GPUS_A_NODE = 8
+PARTS = ("observe", "store", "decide", "patch", "total")
 _PREFIX = "pollux-bench-"
 _FIRST_PORT, _NUM_PORTS = 15_000, 5_000
 """Below those that the kernel gives to clients."""
@@ -60,100 +67,116 @@ _SPEC = JobSpec(
     max_gpus=16,
 )
 Follow = Callable[[str, float], None]
+T = TypeVar("T")
+_MAKERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large; ``changes`` are the jobs whose allocation one cycle changes."""
+    """How large; ``changes`` are the numbers of jobs whose allocation a cycle changes, each measured."""
 
     nodes: int = 256
     jobs: int = 500
-    changes: int = 50
+    changes: tuple[int, ...] = (50, 500)
     rounds: int = 5
+    policy: str = "ours"
+
+    def calls_at_most(self, changes: int, patch_s: float) -> int:
+        """API calls that a cycle may make: a patch and an event for each change, drivers once for the
+        decision's number, some for the lease; nodes, quotas and pods (a driver and a worker a job) page by
+        page, and again for each second that the patches take, since a view is good for a second.
+        """
+        view = -(-self.nodes // PAGE_SIZE) + -(-2 * self.jobs // PAGE_SIZE) + 1
+        return 2 * changes + -(-self.jobs // PAGE_SIZE) + 10 + view * (2 + int(patch_s))
 
 
 @dataclass(slots=True)
-class Timings:
-    """Seconds and API calls of each round, and what could not be patched."""
+class Round:
+    """One cycle: seconds and API calls of its parts, how many calls it might make, and what could not be
+    patched."""
 
-    observe_s: list[float] = field(default_factory=list)
-    decide_s: list[float] = field(default_factory=list)
-    patch_s: list[float] = field(default_factory=list)
-    observe_calls: list[int] = field(default_factory=list)
-    patch_calls: list[int] = field(default_factory=list)
+    parts_s: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    calls_at_most: int = 0
     not_patched: int = 0
 
-    def figures(self) -> dict[str, float]:
-        """Medians by name; ``total_s`` is that of the sums."""
-        sums = [sum(parts) for parts in zip(self.observe_s, self.decide_s, self.patch_s, strict=True)]
-        return {
-            "observe_s": median(self.observe_s),
-            "decide_s": median(self.decide_s),
-            "patch_s": median(self.patch_s),
-            "total_s": median(sums),
-            "observe_calls": median(self.observe_calls),
-            "patch_calls": median(self.patch_calls),
-            "not_patched": self.not_patched,
-        }
+    @contextlib.contextmanager
+    def part(self, name: str, api: KubeApi) -> Iterator[None]:
+        began_s, calls = time.perf_counter(), api.num_calls
+        yield
+        self.parts_s[name] = time.perf_counter() - began_s
+        self.calls[name] = api.num_calls - calls
 
 
-def bench_kube(api: KubeApi, size: Size, folder: Path, follow: Follow) -> Timings:
+def figures(rounds: Sequence[Round]) -> dict[str, float]:
+    """Median seconds by name; ``total`` is the whole cycle. The largest numbers of calls of any cycle."""
+    seconds = {f"{name}_s": median(one.parts_s[name] for one in rounds) for name in PARTS}
+    return {
+        **seconds,
+        "calls": max(one.calls["total"] for one in rounds),
+        "patch_calls": max(one.calls["patch"] for one in rounds),
+        "calls_too_many": max(0, *(one.calls["total"] - one.calls_at_most for one in rounds)),
+        "not_patched": sum(one.not_patched for one in rounds),
+    }
+
+
+def bench_kube(api: KubeApi, size: Size, folder: Path, follow: Follow) -> dict[int, list[Round]]:
     """Measure; everything that was made on the cluster is removed again. Raises PolluxError, KubeError."""
     name = f"{_PREFIX}{uuid4().hex[:8]}"
     kube = KubeSettings(namespace=name, jobs_volume={"emptyDir": {}})
     with _mlflow(folder) as uri:
         config = Settings(
-            state=folder, cluster="kubernetes", deployment=name[:40], mlflow_tracking_uri=uri, experiment=name
+            state=folder,
+            cluster="kubernetes",
+            deployment=name[:40],
+            policy=size.policy,
+            mlflow_tracking_uri=uri,
+            experiment=name,
         )
         store = ModelStore(
             uri, experiment=name, decisions_experiment=f"{name}-decisions", deployment=config.deployment
         )
         try:
-            _fill_cluster(api, name, kube, size, follow)
-            cluster = KubeCluster(api, kube)
-            _fill_store(store, uri, cluster.observe(), follow)
-            return _measure(cluster, store, config, size, follow)
+            jobs = [_Job(number=number, deployment=config.deployment) for number in range(size.jobs)]
+            _fill_store(store, uri, jobs, follow)
+            _fill_cluster(api, name, kube, size, jobs, follow)
+            found: dict[int, list[Round]] = {}
+            for changes in size.changes:
+                found[changes] = []
+                for turn in range(size.rounds):
+                    follow(f"cycles with {changes} changes", turn / size.rounds)
+                    cluster = KubeCluster(api, kube)
+                    found[changes].append(_cycle(cluster, store, config, size, changes, turn))
+            return found
         finally:
-            follow("removes what it made", 1.0)
-            _empty(api, name, size)
+            _empty(api, name, size, follow)
 
 
-def _measure(
-    cluster: KubeCluster, store: ModelStore, config: Settings, size: Size, follow: Follow
-) -> Timings:
-    timings = Timings()
-    for turn in range(size.rounds):
-        follow(f"round {turn + 1}", turn / size.rounds)
-        with cluster.lease("bench", timedelta(minutes=5)):
-            began_s, calls = time.perf_counter(), cluster.api.num_calls
+def _cycle(
+    cluster: KubeCluster, store: ModelStore, config: Settings, size: Size, changes: int, turn: int
+) -> Round:
+    """A cycle of a task process of its own, which knows nothing of the one before."""
+    found = Round()
+    api = cluster.api
+    with found.part("total", api), cluster.lease("bench", timedelta(minutes=5)):
+        with found.part("observe", api):
             number = cluster.next_decision()
             view = cluster.observe()
+        with found.part("store", api):
+            known, _ = job_records(cluster, store, view, config)
+        with found.part("decide", api):
             snapshot = build_snapshot(
-                view,
-                _records(view, store),
-                decision=number,
-                now_unix_s=time.time(),
-                settings=config,
-                state={},
+                view, known, decision=number, now_unix_s=time.time(), settings=config, state={}
             )
-            observed_s = time.perf_counter()
-            timings.observe_calls.append(cluster.api.num_calls - calls)
             plan(snapshot, decide(snapshot))
-            decided_s, calls = time.perf_counter(), cluster.api.num_calls
-            actions = _changes(view, size.changes, grow=turn % 2 == 1)
-            act = Act(cluster, actions, decision=number, still_ours=lambda: True)
-            outcomes = act.run(0.0)
-            timings.patch_s.append(time.perf_counter() - decided_s)
-            timings.patch_calls.append(cluster.api.num_calls - calls)
-            timings.not_patched += sum(outcome.outcome != "done" for outcome in outcomes)
-            timings.observe_s.append(observed_s - began_s)
-            timings.decide_s.append(decided_s - observed_s)
-    return timings
-
-
-def _records(view: ClusterView, store: ModelStore) -> Mapping[str, JobRecord]:
-    reports = store.reports()
-    return {job.job_id: reports[job.job_id] for job in view.jobs if job.job_id in reports}
+        if len(snapshot.jobs) != len(view.jobs):
+            raise PolluxError(f"{len(snapshot.jobs)} of {len(view.jobs)} jobs have an MLflow run")
+        with found.part("patch", api):
+            actions = _changes(view, changes, grow=turn % 2 == 1)
+            outcomes = Act(cluster, actions, decision=number, still_ours=lambda: True).run(0.0)
+        found.not_patched = sum(outcome.outcome != "done" for outcome in outcomes)
+    found.calls_at_most = size.calls_at_most(changes, found.parts_s["patch"])
+    return found
 
 
 def _changes(view: ClusterView, count: int, *, grow: bool) -> tuple[Action, ...]:
@@ -175,15 +198,43 @@ def _changes(view: ClusterView, count: int, *, grow: bool) -> tuple[Action, ...]
     return tuple(actions)
 
 
-def _fill_cluster(api: KubeApi, name: str, kube: KubeSettings, size: Size, follow: Follow) -> None:
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """One job of the bench, and its MLflow run once it is made."""
+
+    number: int
+    deployment: str
+    run_id: str = ""
+    submitted_unix_s: float = field(default_factory=time.time)
+
+    @property
+    def job_id(self) -> str:
+        return f"bench-{self.number}"
+
+    @property
+    def identity(self) -> JobIdentity:
+        return JobIdentity(
+            deployment=self.deployment, dag_id="bench", run_id=str(self.number), task_id="bench"
+        )
+
+
+def _fill_cluster(
+    api: KubeApi, name: str, kube: KubeSettings, size: Size, jobs: Sequence[_Job], follow: Follow
+) -> None:
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    for number in range(size.nodes):
-        follow("makes nodes", number / size.nodes)
-        _make_node(api, f"{name}-{number}")
+    _at_once(
+        "makes nodes", [f"{name}-{number}" for number in range(size.nodes)], partial(_make_node, api), follow
+    )
     _await_account(api, name)
-    for number in range(size.jobs):
-        follow("makes jobs", number / size.jobs)
-        _make_job(api, name, kube, number, f"{name}-{number % size.nodes}")
+    make = partial(_make_job, api, name, kube, num_nodes=size.nodes)
+    _at_once("makes jobs", jobs, make, follow)
+
+
+def _at_once(what: str, items: Sequence[T], make: Callable[[T], None], follow: Follow) -> None:
+    """Make them in a few threads, since the time is that of the servers' answers."""
+    with ThreadPoolExecutor(_MAKERS) as pool:
+        for number, _ in enumerate(pool.map(make, items)):
+            follow(what, number / len(items))
 
 
 def _make_node(api: KubeApi, name: str) -> None:
@@ -194,15 +245,15 @@ def _make_node(api: KubeApi, name: str) -> None:
     api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
 
-def _make_job(api: KubeApi, namespace: str, kube: KubeSettings, number: int, node: str) -> None:
+def _make_job(api: KubeApi, namespace: str, kube: KubeSettings, job: _Job, *, num_nodes: int) -> None:
     """A job that runs on three GPUs of a node; its pods are bound but nothing starts them."""
-    job_id = f"bench-{number}"
+    node = f"{namespace}-{job.number % num_nodes}"
     placement = {node: 3}
     notes = first_notes(
-        identity=JobIdentity(deployment=namespace[:40], dag_id="bench", run_id=str(number), task_id="bench"),
+        identity=job.identity,
         spec=_SPEC,
-        run_id=f"run-{number}",
-        submitted_unix_s=time.time(),
+        run_id=job.run_id,
+        submitted_unix_s=job.submitted_unix_s,
         decision=0,
         try_number=1,
         fresh=False,
@@ -213,12 +264,12 @@ def _make_job(api: KubeApi, namespace: str, kube: KubeSettings, number: int, nod
     notes[doc.ALLOCATION] = encode(Allocation(decision=0, placement=placement))
     user = {"spec": {"containers": [{"name": "base", "image": "localhost/none:1"}]}}
     driver = driver_pod(
-        user, job_id=job_id, namespace=namespace, notes=notes, deployment=namespace[:40], settings=kube
+        user, job_id=job.job_id, namespace=namespace, notes=notes, deployment=job.deployment, settings=kube
     )
     driver["spec"]["nodeName"] = node
     made = api.create(pod_path(namespace), driver)
     gang = Gang(
-        job_id=job_id,
+        job_id=job.job_id,
         driver=made,
         template=json.loads(doc.annotations(made)[doc.WORKER]),
         start=Start(incarnation=1, placement=placement, signal_unix_s=None),
@@ -244,35 +295,41 @@ def _await_account(api: KubeApi, namespace: str) -> None:
     raise PolluxError(f"namespace {namespace} got no service account within a minute; look at its controller")
 
 
-def _fill_store(store: ModelStore, uri: str, view: ClusterView, follow: Follow) -> None:
+def _fill_store(store: ModelStore, uri: str, jobs: Sequence[_Job], follow: Follow) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
-    for number, job in enumerate(view.jobs):
-        follow("makes MLflow runs", number / len(view.jobs))
-        run_id = store.ensure_run(job.job_id, job.identity, job.spec, time.time())
-        report = Report(
-            job_id=job.job_id,
-            incarnation=1,
-            sequence=1,
-            time_unix_s=time.time(),
-            fits={"gpu": replace(_FIT, alpha_grad=0.01 + 0.0001 * number)},
-            noise_scale=400.0 + number,
-            initial_batch_size=_SPEC.initial_batch_size,
-            max_batch_size=_SPEC.batch_size_limit,
-            max_local_batch_size=_SPEC.max_local_batch_size,
-            max_gpus_seen=4,
-            progress=100.0,
-            goodput=900.0,
-        )
-        client.set_tag(run_id, REPORT_TAG, encode(report))
+
+    def make(job: _Job) -> None:
+        job.run_id = store.ensure_run(job.job_id, job.identity, _SPEC, job.submitted_unix_s)
+        client.set_tag(job.run_id, REPORT_TAG, encode(_report(job)))
+
+    _at_once("makes MLflow runs", jobs, make, follow)
+
+
+def _report(job: _Job) -> Report:
+    return Report(
+        job_id=job.job_id,
+        incarnation=1,
+        sequence=1,
+        time_unix_s=time.time(),
+        fits={"gpu": replace(_FIT, alpha_grad=0.01 + 0.0001 * job.number)},
+        noise_scale=400.0 + job.number,
+        initial_batch_size=_SPEC.initial_batch_size,
+        max_batch_size=_SPEC.batch_size_limit,
+        max_local_batch_size=_SPEC.max_local_batch_size,
+        max_gpus_seen=4,
+        progress=100.0,
+        goodput=900.0,
+    )
 
 
 @contextlib.contextmanager
 def _mlflow(folder: Path) -> Iterator[str]:
     """An MLflow server of our own on the loopback address."""
     port = free_port(_FIRST_PORT + os.getpid() % _NUM_PORTS)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port)]
+    command = [sys.executable, "-IS", tether.__file__, str(os.getpid())]
+    command += [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     environ = {
@@ -304,13 +361,15 @@ def _await_server(uri: str, process: "subprocess.Popen[bytes]", log: Path) -> No
     raise PolluxError(f"MLflow did not start: {log.read_text()[-1000:]}")
 
 
-def _empty(api: KubeApi, name: str, size: Size) -> None:
-    path: Any = pod_path(name)
-    with contextlib.suppress(KubeError):
-        for pod in list(api.items(path)):
-            api.delete(f"{path}/{pod['metadata']['name']}", grace_s=0)
-    for number in range(size.nodes):
+def _empty(api: KubeApi, name: str, size: Size, follow: Follow) -> None:
+    path = pod_path(name)
+
+    def remove(what: str) -> None:
         with contextlib.suppress(KubeError):
-            api.delete(f"/api/v1/nodes/{name}-{number}")
+            api.delete(what, grace_s=0)
+
     with contextlib.suppress(KubeError):
-        api.delete(f"/api/v1/namespaces/{name}")
+        pods = [f"{path}/{pod['metadata']['name']}" for pod in api.items(path)]
+        nodes = [f"/api/v1/nodes/{name}-{number}" for number in range(size.nodes)]
+        _at_once("removes what it made", pods + nodes, remove, follow)
+    remove(f"/api/v1/namespaces/{name}")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from kube_jobs import LEASE, SteadyJob
-from kube_nodes import TestKube, awaited, host_pod
+from kube_nodes import TestKube, awaited, host_pod, long_run
 from kube_proxy import FOR_EVER, Fault, FaultyServer, faulty_server
 
 from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterError, ClusterUnavailable, Refused
 from pollux_agent.protocol import Allocation
 
-pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900), long_run]
 
 NODES = {"node-0": 4, "node-1": 4}
 

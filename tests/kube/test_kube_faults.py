@@ -145,6 +145,7 @@ def test_a_lost_node_is_left_and_what_ran_there_is_forgotten(kube: TestKube, sta
         assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
     finally:
         kube.node_up("node-1", NODES["node-1"])
+    awaited(job.sizes, lambda sizes: sizes == NODES, 60)
 
 
 @long_run
@@ -201,6 +202,8 @@ def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start)
     failed = awaited(lambda: job.now, lambda now: now.status.phase == "failed", 60)
     assert failed.status.final
     assert "no-such-image" in failed.status.message
+    job.cluster.stop(job.id, "failed")
+    assert job.now.status.phase == "ended"
 
 
 @long_run
@@ -211,8 +214,10 @@ def test_a_quota_caps_what_is_given(kube: TestKube, start: Start) -> None:
     try:
         awaited(lambda: kube.api.get(f"{path}/gpus").get("status", {}).get("used"), bool, 30)
         job = start()
-        nodes = awaited(job.cluster.observe, lambda view: bool(view.jobs), 30).nodes
-        assert sum(node.gpus for node in nodes) == 3
+        awaited(job.cluster.observe, lambda view: bool(view.jobs), 30)
+        assert sum(job.sizes().values()) == 3
+        kube.api.patch(f"{path}/gpus", {"spec": {"hard": {f"requests.{GPU}": "1"}}})
+        awaited(lambda: sum(job.sizes().values()), lambda gpus: gpus == 1, 60)
     finally:
         kube.api.delete(f"{path}/gpus")
 

@@ -27,18 +27,30 @@ def demo_command(
         bool, typer.Option("--quick", help="Two short jobs and a decision every 5 s instead.")
     ] = False,
     only: Annotated[str | None, typer.Option(help="The name of one job that shall train alone.")] = None,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="On a Kubernetes cluster instead of the local one.")
+    ] = False,
+    kubeconfig: Annotated[
+        Path | None, typer.Option(envvar="KUBECONFIG", help="With --kubernetes: a cluster with GPU nodes.")
+    ] = None,
+    kube_scripts: Annotated[
+        Path | None,
+        typer.Option(envvar="POLLUX_KUBE", help="Else a folder with up.sh and node-up.sh, which start one."),
+    ] = None,
 ) -> None:
     """Three real trainings share a small cluster under Airflow; the run checks itself.
 
-    Exit code 1 unless every check holds, 2 when the state folder is not the demo's.
+    Exit code 1 unless every check holds, 2 when the state folder is not the demo's or no cluster is named.
     """
     from dataclasses import replace
 
     from rich.console import Console
 
     from pollux.demo.jobs import demo_plan, quick_plan
+    from pollux.demo.kube import KubeChoice
     from pollux.demo.run import Outputs, run_demo
     from pollux.errors import ConfigError, PolluxError
+    from pollux_agent.errors import PolluxAgentError
 
     plan = quick_plan() if quick else demo_plan()
     if minutes is not None:
@@ -56,10 +68,11 @@ def demo_command(
             state=state,
             outputs=Outputs(summary=summary.absolute(), picture=picture.absolute()),
             console=Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH),
+            kubernetes=KubeChoice(kubeconfig=kubeconfig, scripts=kube_scripts) if kubernetes else None,
         )
     except ConfigError as error:
         _fail(error, 2)
-    except PolluxError as error:
+    except (PolluxError, PolluxAgentError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; the stack is stopped\n")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pollux.demo.sizing import Growth, Timing, epochs_for, seconds_alone
 from pollux.errors import ConfigError
@@ -163,9 +163,10 @@ def size_jobs(plan: DemoPlan, timings: Mapping[str, Timing]) -> Mapping[str, Job
     return sizes
 
 
-def expectations_of(plan: DemoPlan) -> Expectations:
+def expectations_of(plan: DemoPlan, cluster: Literal["local", "kubernetes"] = "local") -> Expectations:
     """What `pollux verify` holds the run to."""
     return Expectations(
+        cluster=cluster,
         jobs=tuple(
             Expectation(
                 name=job.name,
@@ -175,5 +176,5 @@ def expectations_of(plan: DemoPlan) -> Expectations:
                 higher_is_better=job.higher_is_better,
             )
             for job in plan.jobs
-        )
+        ),
     )

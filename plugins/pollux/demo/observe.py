@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pollux.cluster.base import ClusterJob, JobControl, JobIdentity, Phase
+from pollux.cluster.base import ClusterJob, JobIdentity, Phase
 from pollux.cluster.identity import job_id
 from pollux.demo.jobs import TASK, TRAIN_DAG, DemoJob
+from pollux.demo.site import JobLook
 from pollux.errors import UnknownJob
 from pollux.record import Records
 from pollux_agent.errors import DocumentError
@@ -58,7 +59,7 @@ class ClusterNow:
 class Observer:
     """Reads the state of the demo's jobs; a job that was not submitted yet has no phase."""
 
-    def __init__(self, control: JobControl, state: Path, *, deployment: str = "airflow") -> None:
+    def __init__(self, control: JobLook, state: Path, *, deployment: str = "airflow") -> None:
         self._control, self._state, self._deployment = control, state, deployment
         self._decisions = Records(state / "decisions")
 

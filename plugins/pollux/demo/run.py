@@ -4,21 +4,22 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from pollux.airflow_api import AirflowApi
-from pollux.cluster.local import LocalCluster
 from pollux.demo.answers import await_runs, end_schedule, export_answers
 from pollux.demo.folder import fresh_folder
 from pollux.demo.follow import Follower, await_dags
 from pollux.demo.jobs import DemoPlan, JobSize, expectations_of, size_jobs
+from pollux.demo.kube import KubeChoice, kube_site
 from pollux.demo.observe import Observer
 from pollux.demo.picture import PICTURE_SUFFIXES, save_picture
+from pollux.demo.site import Site, local_site
 from pollux.demo.summary import (
     CheckSummary,
     DemoSummary,
@@ -38,7 +39,7 @@ from pollux.verify import EXPECTATIONS_FILE, RunRecord, figures_of, read_record,
 from pollux.verify.checks import DATABASE
 from pollux.verify.runs import read_runs
 from pollux.verify.table import checks_table
-from pollux.verify.training import double_bookings
+from pollux.verify.training import given_twice
 from pollux_agent.protocol import encode, to_plain
 from pollux_agent.records import write_atomic
 
@@ -60,23 +61,33 @@ class Outputs:
             raise ConfigError(f"--picture: {self.picture.name} is no picture; end it with one of {known}")
 
 
-def run_demo(plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console) -> DemoSummary:
-    """Run the demo and check it; the stack is gone when this returns or raises.
+def run_demo(
+    plan: DemoPlan, *, state: Path, outputs: Outputs, console: Console, kubernetes: KubeChoice | None = None
+) -> DemoSummary:
+    """Run the demo, on the Kubernetes cluster that is chosen if one is, and check it; the stack is gone when
+    this returns or raises.
 
-    Raises ConfigError for a folder that is not the demo's or an output that cannot be written, StackError and
-    DemoError where a phase fails.
+    Raises ConfigError for a folder that is not the demo's, an output that cannot be written, or a cluster
+    that is not there, StackError, DemoError and ClusterError where a phase fails.
     """
     began_s = time.monotonic()
     outputs.check()
+    if kubernetes is not None:
+        kubernetes.check()
     with fresh_folder(state) as folder:
-        return _run(plan, folder, outputs, console, began_s)
+        return _run(plan, folder, outputs, console, began_s, kubernetes)
 
 
-def _run(plan: DemoPlan, state: Path, outputs: Outputs, console: Console, began_s: float) -> DemoSummary:
+def _run(
+    plan: DemoPlan,
+    state: Path,
+    outputs: Outputs,
+    console: Console,
+    began_s: float,
+    kubernetes: KubeChoice | None,
+) -> DemoSummary:
     for path in (outputs.summary, outputs.picture):
         path.unlink(missing_ok=True)
-    write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan)).encode())
-    write_atomic(state / "cluster.json", encode(plan.nodes).encode())
     stack_plan = StackPlan(
         state=state,
         interval_s=plan.interval_s,
@@ -85,15 +96,18 @@ def _run(plan: DemoPlan, state: Path, outputs: Outputs, console: Console, began_
     )
     console.print("timing the training scripts on one slot")
     timings = time_scripts(plan, scripts=stack_plan.scripts, say=lambda line: console.print(f"  {line}"))
-    sizes = size_jobs(plan, timings)
-    for name, size in sizes.items():
-        console.print(f"  {name}: {size.epochs} epochs, about {size.alone_s:.0f} s alone")
-    console.print("starting Airflow, MLflow and the local cluster")
-    with MemorySampler(state) as memory:
+    with _site(plan, kubernetes, stack_plan, console) as site, MemorySampler(state) as memory:
+        plan = replace(plan, nodes=site.nodes)
+        write_atomic(state / EXPECTATIONS_FILE, encode(expectations_of(plan, site.kind)).encode())
+        sizes = size_jobs(plan, timings)
+        for name, size in sizes.items():
+            console.print(f"  {name}: {size.epochs} epochs, about {size.alone_s:.0f} s alone")
+        console.print(f"starting Airflow and MLflow{' and the local cluster' * (site.kind == 'local')}")
+        stack_plan = replace(stack_plan, settings=site.settings)
         with ExitStack() as stack:
             with StartProgress() as progress:
                 record = stack.enter_context(running_stack(stack_plan, follow=progress))
-            _train(plan, sizes, record, console)
+            _train(plan, sizes, record, site, console)
             console.print("stopping the stack")
     total_s = time.monotonic() - began_s
     console.print("checking what the run left behind")
@@ -101,14 +115,31 @@ def _run(plan: DemoPlan, state: Path, outputs: Outputs, console: Console, began_
     return _conclude(ended, outputs, console)
 
 
-def _train(plan: DemoPlan, sizes: Mapping[str, JobSize], stack: StackRecord, console: Console) -> None:
+@contextmanager
+def _site(
+    plan: DemoPlan, kubernetes: KubeChoice | None, stack: StackPlan, console: Console
+) -> Iterator[Site]:
+    """Where the jobs will run."""
+    if kubernetes is None:
+        yield local_site(plan.nodes, stack.state)
+        return
+    console.print("getting the Kubernetes cluster ready: nodes, and the chart by helm")
+    with kube_site(plan, kubernetes, state=stack.state, examples=stack.scripts) as site:
+        console.print(f"  {site.nodes.num_slots} GPUs on {len(site.nodes.nodes)} nodes")
+        yield site
+        console.print("removing from the cluster what was made on it")
+
+
+def _train(
+    plan: DemoPlan, sizes: Mapping[str, JobSize], stack: StackRecord, site: Site, console: Console
+) -> None:
     """Submit, follow to the end, and export what Airflow says."""
     state = stack.plan.state
     console.print(f"Airflow is at {stack.airflow_url}, MLflow at {stack.mlflow_url}", soft_wrap=True)
     console.print(f"user and password are in {stack.login}", soft_wrap=True)
     with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
         await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
-        observer = Observer(LocalCluster(state / "local.sock"), state)
+        observer = Observer(site.look(state), state)
         follower = Follower(plan, api, observer, sizes=sizes, state=state)
         with LiveView(console, capacity=plan.nodes.num_slots) as view:
             follower.run(view)
@@ -144,7 +175,7 @@ def _conclude(ended: _Ended, outputs: Outputs, console: Console) -> DemoSummary:
             ended.plan, figures, sizes=ended.sizes, metrics=_final_metrics(ended.plan, record)
         ),
         decisions=len(record.decisions),
-        double_booked_slots=len(double_bookings(record.jobs)),
+        double_booked_slots=len(given_twice(record)),
         peak_memory_bytes=ended.peak_bytes,
         total_s=round(ended.total_s, 1),
         num_cores=len(os.sched_getaffinity(0)),

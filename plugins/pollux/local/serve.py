@@ -29,7 +29,7 @@ from pollux_agent.driver import Timing
 logger = logging.getLogger(__name__)
 
 _TICK_S = 0.2
-_RESERVED_CORES = 0.5
+RESERVED_CORES = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def serve(options: ServeOptions) -> None:
         share = slot_share(
             num_slots=nodes.num_cpu_slots,
             cap=options.slot_cap,
-            reserve=_RESERVED_CORES,
+            reserve=RESERVED_CORES,
             num_cores=available_cores(),
         )
         name = hashlib.sha256(bytes(options.state.resolve())).hexdigest()[:10]

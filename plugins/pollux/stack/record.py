@@ -41,7 +41,9 @@ class StackPlan:
     ``cluster`` is a cluster file to use instead of the default nodes, ``slot_cap`` the largest fraction of
     a core that one slot may be, ``report_interval_s`` and ``checkpoint_interval_s`` how often jobs report and
     write checkpoints; ports are the kernel's choice unless given. ``databases`` is a file with the URLs of
-    Airflow's and MLflow's databases; without it they are SQLite files in the state folder.
+    Airflow's and MLflow's databases; without it they are SQLite files in the state folder. ``settings`` are
+    more variables for the services, such as those of a Kubernetes cluster, which takes the place of the local
+    one; no secrets, since ``stack.json`` holds them.
     """
 
     state: Path
@@ -55,6 +57,12 @@ class StackPlan:
     airflow_port: Port | None = None
     mlflow_port: Port | None = None
     databases: Path | None = None
+    settings: Mapping[str, str] = Field(default_factory=dict)
+
+    @property
+    def has_local_cluster(self) -> bool:
+        """Whether jobs run on this stack's own local cluster."""
+        return self.settings.get("POLLUX_CLUSTER", "local") == "local"
 
     def check(self) -> None:
         """Raise ConfigError for a folder that is not there, a bad cluster file, or an impossible path."""

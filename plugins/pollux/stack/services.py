@@ -46,8 +46,9 @@ class Service:
 
 
 def services(record: StackRecord) -> tuple[Service, ...]:
-    """Airflow, MLflow and the local cluster as ``record`` places them."""
-    return (_local_cluster(record), _mlflow(record), *_airflow(record))
+    """Airflow, MLflow and the local cluster as ``record`` places them; no local one beside Kubernetes."""
+    local = (_local_cluster(record),) if record.plan.has_local_cluster else ()
+    return (*local, _mlflow(record), *_airflow(record))
 
 
 def prepare(record: StackRecord) -> None:
@@ -103,7 +104,7 @@ def base_environment(record: StackRecord) -> dict[str, str]:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }
-    return environ
+    return environ | dict(plan.settings)
 
 
 def _local_cluster(record: StackRecord) -> Service:

@@ -11,7 +11,7 @@ from pollux.verify.figures import task_states
 from pollux.verify.record import EXPECTATIONS_FILE, EXPORT_FILE, JobRecord, RunRecord
 from pollux.verify.runs import REQUIRED_METRICS, Run, read_runs
 from pollux.verify.timeline import changes
-from pollux.verify.training import double_bookings, lost_training
+from pollux.verify.training import given_twice, lost_training
 
 DATABASE = Path("mlflow") / "mlflow.db"
 
@@ -37,7 +37,7 @@ def _checks(record: RunRecord, decide: Decide) -> Iterator[Check]:
     tolerated = "; ".join(["all files could be read", *record.remarks])
     yield _check("files", record.problems, tolerated)
     yield _check("jobs", _missing_jobs(record), f"{len(jobs)} jobs ran")
-    yield _check("slots", double_bookings(jobs), f"{len(slots)} slots, none given twice at any time")
+    yield _check("slots", given_twice(record), f"{len(slots)} slots, none given twice at any time")
     yield _check(
         "steps",
         [breach for job in jobs for breach in lost_training(job)],

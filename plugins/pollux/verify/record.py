@@ -40,9 +40,14 @@ class Expectation:
 
 @document(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Expectations:
-    """``expectations.json``: the jobs that a run was started for, written before the first is submitted."""
+    """``expectations.json``: the jobs that a run was started for, written before the first is submitted.
+
+    ``cluster`` is the kind that it ran on. On Kubernetes GPUs have no numbers of their node's: each job
+    counts its own from 0.
+    """
 
     schema: Literal[1] = 1
+    cluster: Literal["local", "kubernetes"] = "local"
     jobs: Annotated[tuple[Expectation, ...], Field(min_length=1)]
 
 

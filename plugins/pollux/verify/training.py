@@ -1,11 +1,52 @@
 """Rules over the workers' events: no slot twice, and training goes on from the last checkpoint."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from pollux.verify.record import JobRecord, WorkerLog
+from pollux.verify.record import JobRecord, RunRecord, WorkerLog
 
 _CLOSE = 1e-6
 """Relative tolerance for progress, which is a float that went through JSON."""
+
+
+def given_twice(record: RunRecord) -> tuple[str, ...]:
+    """GPUs that two workers held at once: by their numbers or, on Kubernetes, where these are each job's own,
+    within a job by number and over all jobs by count.
+    """
+    if record.expectations is None or record.expectations.cluster == "local":
+        return double_bookings(record.jobs)
+    within = [breach for job in record.jobs for breach in double_bookings([job])]
+    return (*within, *overfull(record.jobs, _sizes(record)))
+
+
+def overfull(jobs: Sequence[JobRecord], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Nodes whose workers held more slots at once than ``sizes`` gives them; at the first moment of each."""
+    moments: dict[str, list[tuple[float, int, str]]] = {}
+    for job in jobs:
+        for worker in job.workers:
+            moments.setdefault(worker.node, []).extend(
+                (t, change * len(worker.slots), job.job.job_id)
+                for t, change in ((worker.start_unix_s, 1), (worker.end_unix_s, -1))
+            )
+    breaches = []
+    for node, changes in sorted(moments.items()):
+        held, size = 0, sizes.get(node, 0)
+        for _, change, job_id in sorted(changes):
+            held += change
+            if held > size:
+                breaches.append(
+                    f"{held} slots of {node} are held at once, {job_id} among them; it has {size}"
+                )
+                break
+    return tuple(breaches)
+
+
+def _sizes(record: RunRecord) -> Mapping[str, int]:
+    """The most GPUs that each node had in any snapshot."""
+    sizes: dict[str, int] = {}
+    for saved in record.decisions.values():
+        for node in saved.snapshot.nodes:
+            sizes[node.name] = max(node.gpus, sizes.get(node.name, 0))
+    return sizes
 
 
 def double_bookings(jobs: Sequence[JobRecord]) -> tuple[str, ...]:

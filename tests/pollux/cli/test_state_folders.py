@@ -75,4 +75,4 @@ def test_make_clean_removes_what_the_stack_and_the_demo_made_and_nothing_else_of
         ["make", "-n", "clean", "STATE=/home/a b"], cwd=TOP, capture_output=True, text=True, check=True
     )
     removed = [shlex.split(line)[2:] for line in printed.stdout.splitlines() if line.startswith("rm -rf")]
-    assert removed[0] == ["/home/a b/stack", "/home/a b/demo"]
+    assert removed[0] == ["/home/a b/stack", "/home/a b/demo", "/home/a b/demo-kube"]

@@ -342,3 +342,29 @@ def test_a_pipe_where_a_file_should_be_is_a_verdict_and_not_waited_for(state: Pa
     marker.unlink()
     os.mkfifo(marker)
     assert "no regular file" in failed(state)["files"]
+
+
+def on_kubernetes(root: Path) -> None:
+    """There a job counts its GPUs from 0, whatever else runs on the node."""
+    build.edit(root / "expectations.json", lambda content: content.update(cluster="kubernetes"))
+
+
+def test_on_kubernetes_jobs_may_use_the_same_numbers_on_a_node_that_has_room_for_both(state: Path) -> None:
+    on_kubernetes(state)
+    assert failed(state) == {}
+    beside = state / "jobs" / SECOND / "events-0-0.jsonl"
+    rows = build.read_lines(beside)
+    for row in rows:
+        row["node"] = "node-0"
+    build.write_lines(beside, rows)
+    assert "3 slots of node-0 are held at once" in failed(state)["slots"]
+    assert "it has 2" in failed(state)["slots"]
+
+
+def test_on_kubernetes_a_job_never_has_one_number_twice(state: Path) -> None:
+    on_kubernetes(state)
+    path = state / "jobs" / FIRST / "events-1-0.jsonl"
+    rows = build.read_lines(path)
+    rows[0]["t_unix_s"] = T0 + 62.1
+    build.write_lines(path, rows)
+    assert "slot 0 of node-0" in failed(state)["slots"]

@@ -57,7 +57,8 @@ class KubeDriverSettings:
     ``python`` runs the launcher in the workers' image. ``gpu_resources`` are the extended resources that
     count as GPUs, the first one without a suffix in node names. ``place_wait_s`` is how long worker pods may
     find no node or image, ``pull_wait_s`` how long they may take to start where nothing is known to be
-    wrong; after that the job goes back to what it worked on before.
+    wrong, or where GPUs are about to be given back by pods of the namespace that end; after that the job goes
+    back to what it worked on before.
     """
 
     schema: int = 1

@@ -9,5 +9,6 @@ app.add_typer(bench, name="bench")
 
 from pollux.cli.bench import kube as kube  # noqa: E402
 from pollux.cli.bench import reproduce as reproduce  # noqa: E402
+from pollux.cli.bench import resize as resize  # noqa: E402
 from pollux.cli.bench import scale as scale  # noqa: E402
 from pollux.cli.bench import search as search  # noqa: E402

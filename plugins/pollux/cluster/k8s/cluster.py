@@ -235,11 +235,15 @@ class KubeCluster:
             logger.warning("Pod %s could not be deleted: %s", pod["metadata"]["name"], error)
 
     def _unless_never_starts(self, job: ClusterJob, pod: Json) -> ClusterJob:
-        """The job, failed for good if its driver's image cannot be had within the time for that."""
+        """The job, failed for good if its driver's image cannot be had within the time for that; one that
+        was asked to stop has then ended, since nobody else will say so.
+        """
         born = unix_s(pod["metadata"].get("creationTimestamp"))
         trouble = pod_trouble(pod, self._settings.place_wait_s, self.api.server_unix_s - born)
-        if trouble is None or not trouble.fatal or job.status.stop is not None:
+        if trouble is None or not trouble.fatal:
             return job
+        if job.status.stop is not None:
+            return replace(job, status=replace(job.status, phase="ended", held={}))
         message = f"the driver cannot start: {trouble.reason}"
         return replace(job, status=replace(job.status, phase="failed", final=True, message=message))
 
