@@ -113,6 +113,15 @@ def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
     ]
 
 
+def test_a_folder_of_other_traces_is_refused(traces: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    assert report(traces, out, "--only", "counterexample").exit_code == 0
+    other = Path(shutil.copytree(traces, tmp_path / "other"))
+    done = report(other, out, "--only", "counterexample")
+    assert done.exit_code == 2
+    assert "name another folder" in done.output and str(traces) in done.output.replace("\n", "")
+
+
 def test_without_workloads_there_is_nothing_to_show(traces: Path, tmp_path: Path) -> None:
     done = report(traces, tmp_path / "out", "--workload", "workload-99")
     assert done.exit_code == 2
