@@ -103,10 +103,11 @@ def _claim(kept_in: Path, traces: Path) -> None:
 
     kept_in.mkdir(parents=True, exist_ok=True)
     note, mine = kept_in / "traces.txt", str(traces.resolve())
-    theirs = note.read_text(encoding="utf-8").strip() if note.is_file() else mine
+    if not note.is_file():
+        note.write_text(mine + "\n", encoding="utf-8")
+    theirs = note.read_text(encoding="utf-8").strip()
     if theirs != mine:
         raise ConfigError(
             f"--out {kept_in.parent}: has simulations of {theirs[:200]}, and --traces is {mine}; "
             "name another folder, or delete that one"
         )
-    note.write_text(mine + "\n", encoding="utf-8")
