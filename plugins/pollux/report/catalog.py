@@ -68,8 +68,8 @@ def _of_pollux(here: Workloads, *, quick: bool) -> Iterator[Section | None]:
     yield here.over_sets(
         "load",
         "Load",
-        "More jobs in the same hours: every policy slows down, and those that adapt jobs stay ahead. "
-        "Pollux, Fig. 8a.",
+        "More jobs in the same hours. The paper saw every policy slow down, and those that adapt jobs stay "
+        "ahead by the same factor. Pollux, Fig. 8a.",
         "lines",
         "load",
         {load: f"philly-{load}" for load in loads},
