@@ -71,7 +71,7 @@ def test_every_section_names_commands_that_simulate_knows(traces: Path) -> None:
             "fits",
             "ablation",
         }
-        assert keys >= {"one-type", "sia-p", "sia-interval"}
+        assert keys >= {"one-type", "sia-p", "sia-interval", "restart-cost"}
         assert keys | {study.key for study in studies(traces, ["workload-1"], quick=quick)} <= set(ORDER)
         for case in (case for section in shown for case in section.cases):
             words = command(case).split()
