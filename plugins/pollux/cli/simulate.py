@@ -157,7 +157,7 @@ def _print(answers: "Sequence[Answer]", policy: str) -> None:
     from rich.table import Table
 
     title = f"{policy}: completion times"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, show_edge=False)
     for name in ("workload", "mean", "p99", "makespan", "restarts", "GPU h", "rho > 1", "took"):
         table.add_column(name, justify="left" if name == "workload" else "right", overflow="fold")
     for answer in answers:
