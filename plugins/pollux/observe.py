@@ -111,6 +111,7 @@ def _job(
         decision=job.allocation.decision,
         remarks=tuple(remarks),
         restarting=_is_restarting(job, _restart_s(report), now_unix_s),
+        trained_s=max(0.0, now_unix_s - status.since_unix_s) if status.phase == "running" else None,
         gpus_per_replica=spec.gpus_per_replica,
         reserved_from_unix_s=spec.reserved_from_unix_s,
         reserved_until_unix_s=spec.reserved_until_unix_s,

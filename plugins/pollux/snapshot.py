@@ -55,12 +55,13 @@ class Job:
 
     ``gpus_seen`` is the largest count measured per GPU type: a fit of a type that is absent there, or 1,
     knows nothing of synchronisation. ``max_local_batch_size_of`` says what fits in memory where that differs
-    by GPU type. A job that is ``restarting`` has not taken a step on its GPUs yet. ``gpus_per_replica`` is
-    what one replica of a hybrid-parallel job takes, ``gpus_per_replica_of`` the same where it differs by GPU
-    type. From ``reserved_from_unix_s`` until ``reserved_until_unix_s`` the job has first claim on its
-    ``min_gpus``. ``priority`` says how much the job counts and ``team`` whose quota it uses. ``model`` names
-    what is trained. ``estimator`` says what its goodput is: of a training, the throughput of batch inference,
-    or whether inference of one batch meets ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in
+    by GPU type. A job that is ``restarting`` has not taken a step on its GPUs yet; others have trained on
+    them for ``trained_s``, None while unknown. ``gpus_per_replica`` is what one replica of a hybrid-parallel
+    job takes, ``gpus_per_replica_of`` the same where it differs by GPU type. From ``reserved_from_unix_s``
+    until ``reserved_until_unix_s`` the job has first claim on its ``min_gpus``. ``priority`` says how much
+    the job counts and ``team`` whose quota it uses. ``model`` names what is trained. ``estimator`` says what
+    its goodput is: of a training, the throughput of batch inference, or whether inference of one batch meets
+    ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in
     simulations only, and :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
     """
 
@@ -90,6 +91,7 @@ class Job:
     gpus_seen: Mapping[str, Count] = Field(default_factory=dict)
     max_local_batch_size_of: Mapping[str, Positive] = Field(default_factory=dict)
     restarting: bool = False
+    trained_s: Seconds | None = None
     gpus_per_replica: Positive = 1
     gpus_per_replica_of: Mapping[str, Positive] = Field(default_factory=dict)
     reserved_from_unix_s: float | None = None

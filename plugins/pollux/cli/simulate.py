@@ -152,32 +152,24 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _print(answers: "Sequence[Answer]", policy: str) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{policy}: completion times", title_justify="left")
-    for name in (
-        "workload",
-        "mean",
-        "p99",
-        "makespan",
-        "restarts",
-        "GPU hours",
-        "rho > 1",
-        "unfinished",
-        "took",
-    ):
+    title = f"{policy}: completion times"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, show_edge=False)
+    for name in ("workload", "mean", "p99", "makespan", "restarts", "GPU h", "rho > 1", "took"):
         table.add_column(name, justify="left" if name == "workload" else "right", overflow="fold")
     for answer in answers:
         result = answer.result
         unfair = result["ftf"]["unfair_fraction"]
+        left = f" ({result['unfinished']} jobs unfinished)" if result["unfinished"] else ""
         table.add_row(
-            f"{result['set']}/{result['name']}",
+            f"{result['set']}/{result['name']}{left}",
             *(_seconds(result[key]) for key in ("avg_jct_s", "p99_jct_s", "makespan_s")),
             f"{result['restarts_per_job']:.2f}",
             f"{result['gpu_hours_per_job']:.2f}",
             "-" if unfair is None else f"{unfair:.1%}",
-            str(result["unfinished"]),
             f"{answer.timing['wall_s']:.0f} s",
         )
     Console().print(table)

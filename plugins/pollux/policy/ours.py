@@ -6,12 +6,15 @@ It chooses among the configurations of the sia policy. What differs is what a co
 
 fair / goodput is the slow-down against the fair share; rank, in (0, 1], is the share of jobs that have at
 least as long to go as this one; kept is the share of its time that is left after the restart that a change
-takes. A job without GPUs costs a multiple of what its smallest configuration costs.
+takes, where the next allocation is expected to last as long as the job's earlier ones did. A job that weighs
+little and has only just restarted would be pushed about by the others; so fewer GPUs, or none, cost it a
+share of its slow-down besides, the greater the shorter it could train on what it has. A job without GPUs
+costs a multiple of what its smallest configuration costs.
 
 Weights by rank follow heSRPT (Berg, Vesilo and Harchol-Balter, 2020): for jobs whose speed-up on k GPUs is
 k^p the mean completion time is least if shares depend on the order of remaining sizes alone, about as
 rank^(p / (1 - p)). The least sum of weight / k^p has these shares where weight = rank^(p (1 + p) / (1 - p));
-RANK is that of p = 0.56.
+RANK is that of p = 0.5.
 """
 
 import numpy as np
@@ -22,17 +25,17 @@ from pollux.policy.outcome import Instance, decide_by_program
 from pollux.policy.tables import Floats
 from pollux.snapshot import DEFAULT_RESTART_S, Decision, Job, Snapshot
 
-RANK = 2.0
+RANK = 1.5
 """How much more jobs count that have less to do; 0 is a plain sum of slow-downs."""
 
-HORIZON_S = 300.0
+HORIZON_S = 200.0
 """What an allocation is expected to last at least, unless its job ends before."""
 
 STEADY = 0.05
 """What a change has to bring besides its restart: estimates waver by as much."""
 
-FLOOR = 0.0
-PAST = 1.0
+SHRINK = 0.3
+"""Least weight of a restart that a job suffers for the sake of others."""
 
 NONE = 4.0
 """What no GPU costs, as a multiple of a job's smallest configuration."""
@@ -54,7 +57,7 @@ def formulate(snapshot: Snapshot, *, padded: bool = False) -> Instance:
     return Instance(
         snapshot=snapshot,
         options=options,
-        gain=gains(snapshot, options, remaining, delta, expected_s(snapshot)),
+        gain=gains(snapshot, options, remaining, delta),
         must=must_get(snapshot, options, waiting_rounds(snapshot)),
         factor=_kept(np.minimum(remaining, expected_s(snapshot)), delta),
     )
@@ -76,26 +79,39 @@ def remaining_s(snapshot: Snapshot, options: Options) -> Floats:
 
 
 def expected_s(snapshot: Snapshot) -> Floats:
-    """Seconds (J) for which each job's next allocation will last if it goes on as before."""
-    age_s = np.array([PAST * job.age_s / (job.restarts + 1) for job in snapshot.jobs])
-    return np.maximum(age_s, HORIZON_S)
+    """Seconds (J) for which each job's next allocation will last if nothing ends it."""
+    past_s = np.array([job.age_s / (job.restarts + 1) for job in snapshot.jobs])
+    return np.asarray(np.maximum(past_s, HORIZON_S))
 
 
-def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats, expected: Floats) -> Floats:
+def lasted_s(snapshot: Snapshot) -> Floats:
+    """Seconds (J) that each job has trained on what it holds; where that is unknown, its mean so far."""
+    known = [
+        job.age_s / (job.restarts + 1) if job.trained_s is None else job.trained_s for job in snapshot.jobs
+    ]
+    return np.asarray(np.maximum(np.array(known), max(snapshot.interval_s, 1.0)))
+
+
+def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats) -> Floats:
     """What each option (O) saves of a job's cost without GPUs, the largest saving being 100."""
     jobs = len(snapshot.jobs)
     priority = np.array([job.priority for job in snapshot.jobs])
     rank = (jobs - np.searchsorted(np.sort(remaining), remaining)) / jobs
-    weight = (priority * (FLOOR + (1 - FLOOR) * rank**RANK))[options.job]
-    slowdown = options.fair[options.job] / options.goodput
-    lasts = np.minimum(remaining[options.job] * slowdown, expected[options.job])
+    weight = priority * rank**RANK
     can_stay = np.zeros(jobs, dtype=np.bool_)
     can_stay[options.job[options.keeps]] = True
-    restarts = can_stay[options.job] & ~options.keeps
-    cost = weight * slowdown / np.where(restarts, _kept(lasts, delta[options.job]), 1.0)
-    most = np.zeros(jobs)
-    np.maximum.at(most, options.job, weight * slowdown)
-    gain = NONE * most[options.job] - cost
+    wasted = np.maximum(SHRINK * priority - weight, 0.0) * (1.0 / _kept(lasted_s(snapshot), delta) - 1.0)
+    wasted = np.where(can_stay, wasted, 0.0)
+    job = options.job
+    slowdown = options.fair[job] / options.goodput
+    lasts = np.minimum(remaining[job] * slowdown, expected_s(snapshot)[job])
+    restarts = can_stay[job] & ~options.keeps
+    fewer = restarts & (options.goodput < options.now[job])
+    cost = weight[job] * slowdown / np.where(restarts, _kept(lasts, delta[job]), 1.0)
+    cost += np.where(fewer, wasted[job] * slowdown, 0.0)
+    worst = np.zeros(jobs)
+    np.maximum.at(worst, job, slowdown)
+    gain = (NONE * (weight + wasted) * worst)[job] - cost
     return np.asarray(100.0 * np.clip(gain / np.max(gain, initial=1e-12), -1.0, 1.0))
 
 

@@ -5,11 +5,11 @@ GPUs are too scattered for that, jobs that were to stay are evicted and placed a
 """
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pollux.policy.options import Options
 from pollux.policy.tables import Ints
-from pollux.snapshot import Snapshot
+from pollux.snapshot import DEFAULT_RESTART_S, Snapshot
 
 
 def place(snapshot: Snapshot, options: Options, option: Ints) -> list[Mapping[str, int]]:
@@ -53,6 +53,7 @@ class _Board:
         self._tenants: list[set[int]] = [set() for _ in self._free]
         self._by_free: dict[int, dict[int, set[int]]] = {}
         self._kind = hardware.kind.tolist()
+        self._price = [DEFAULT_RESTART_S if job.restart_s is None else job.restart_s for job in snapshot.jobs]
         for node, gpus in enumerate(self._free):
             self._by_free.setdefault(self._kind[node], {}).setdefault(gpus, set()).add(node)
         self.held: dict[int, dict[int, int]] = {}
@@ -85,7 +86,7 @@ class _Board:
         return evicted
 
     def _give_nodes(self, row: int, kind: int, width: int, nodes: int, gpus: int) -> list[int]:
-        """Whole nodes, the emptiest first; the last one only as far as the job's count goes."""
+        """Whole nodes, those that cost least restarting first; the last one only as far as the count goes."""
         candidates = [
             node
             for node in range(len(self._free))
@@ -96,7 +97,7 @@ class _Board:
         ]
         if len(candidates) < nodes:
             return []
-        candidates.sort(key=lambda node: (len(self._tenants[node]), -self._free[node], node))
+        candidates.sort(key=lambda node: (self._prices(self._tenants[node]), -self._free[node], node))
         chosen = candidates[:nodes]
         evicted = sorted(tenant for node in chosen for tenant in self._tenants[node])
         for tenant in evicted:
@@ -114,8 +115,8 @@ class _Board:
         return None
 
     def _clear(self, kind: int, gpus: int) -> tuple[int | None, list[int]]:
-        """The node where the fewest smaller jobs have to go, and those jobs."""
-        best: tuple[int, int, int, list[int]] | None = None
+        """The node where smaller jobs that have to go restart for the least time, and those jobs."""
+        best: tuple[float, int, int, list[int]] | None = None
         for node, free in enumerate(self._free):
             if self._kind[node] != kind or self._width[node] < gpus:
                 continue
@@ -129,9 +130,14 @@ class _Board:
                     break
                 goes.append(tenant)
                 gained += sum(self.held[tenant].values())
-            if gained >= gpus and (best is None or (len(goes), gained, node) < best[:3]):
-                best = (len(goes), gained, node, goes)
+            price = self._prices(goes)
+            if gained >= gpus and (best is None or (price, gained, node) < best[:3]):
+                best = (price, gained, node, goes)
         return (None, []) if best is None else (best[2], best[3])
+
+    def _prices(self, rows: Iterable[int]) -> float:
+        """Seconds that these jobs restart for, and a little for each of them."""
+        return sum(self._price[row] + 1.0 for row in rows)
 
     def _smaller(self, tenant: int, gpus: int) -> bool:
         return len(self.held[tenant]) == 1 and sum(self.held[tenant].values()) < gpus

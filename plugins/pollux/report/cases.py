@@ -7,7 +7,12 @@ from pathlib import Path
 from pollux.simulate.reproduce import Case
 from pollux.simulate.runner import Run
 
-_OPTIONS = {"interval_s": "--interval", "interference": "--interference", "fairness_p": "--p"}
+_OPTIONS = {
+    "interval_s": "--interval",
+    "interference": "--interference",
+    "fairness_p": "--p",
+    "restart_s": "--restart-s",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pollux.report.cases import ReportCase
-from pollux.report.parts import Part, colour, hours
+from pollux.report.parts import COLOURS, OF_POLICY, Part, colour, hours
 from pollux.report.sections import Section
 
 if TYPE_CHECKING:
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Results = Mapping[str, dict[str, Any]]
 """Entries of results.json by the name of their case."""
+
+_LETTER = 0.0125
+"""Share of a figure's width that a letter of a label takes."""
 
 _RHO_MARKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
@@ -57,15 +60,18 @@ def _bars(figure: "Figure", section: Section, results: Results) -> None:
     heights = means(section, results)
     figure.set_size_inches(8, 0.7 + 0.32 * len(heights) * len(section.values))
     axes = figure.subplots()
-    width, names = 0.8 / len(heights), list(heights)
+    width, names, right = 0.8 / len(heights), list(heights), 0.0
     for number, label in enumerate(names):
         at = np.arange(len(section.values)) + (number - (len(names) - 1) / 2) * width
         values = [value or 0.0 for value in heights[label]]
-        bars = axes.barh(at, values, width * 0.92, color=colour(label, number if len(names) < 9 else 0))
-        axes.bar_label(bars, labels=[f" {label}  {value:.2f} h" for value in values], fontsize=8)
+        bars = axes.barh(at, values, width * 0.92, color=OF_POLICY.get(label, COLOURS[6]))
+        texts = [f" {label}  {value:.2f} h" for value in values]
+        axes.bar_label(bars, labels=texts, fontsize=8)
+        room = [value / (1 - _LETTER * len(text)) for value, text in zip(values, texts, strict=True)]
+        right = max(right, *room)
     axes.set_yticks(np.arange(len(section.values)), section.values)
     axes.invert_yaxis()
-    axes.margins(x=0.35)
+    axes.set_xlim(0, right or 1.0)
     axes.set_xlabel("mean completion time (h)")
     axes.grid(visible=False, axis="y")
 

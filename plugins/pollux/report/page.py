@@ -27,13 +27,13 @@ img{max-width:100%;height:auto;display:block;margin:.6rem 0}
 details{margin:.5rem 0;font-size:.9rem}
 summary{cursor:pointer;color:var(--accent)}
 table{border-collapse:collapse;margin:.6rem 0;font-variant-numeric:tabular-nums;font-size:.88rem}
-td,th{padding:.22rem .7rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+td,th{padding:.22rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 td:first-child,th:first-child{text-align:left;padding-left:0}
 th{color:var(--soft);font-weight:600}
 .wide{overflow-x:auto}
 code{background:var(--tint);border:1px solid var(--line);border-radius:4px;padding:.1rem .35rem;
-  font-size:.8rem;display:inline-block;margin:.12rem 0;max-width:100%;overflow-x:auto;white-space:nowrap;
-  vertical-align:bottom}
+  font-size:.8rem;display:inline-block;margin:.12rem 0}
+code span{white-space:nowrap}
 @media(max-width:60rem){body{display:block;padding:0 1rem}nav{position:static;height:auto}}
 """
 
@@ -88,7 +88,7 @@ def _section(part: Part) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in part.rows
     )
     first, *others = part.commands
-    more = "".join(f"<br><code>{escape(each)}</code>" for each in others)
+    more = "".join(f"<br>{_command(each)}" for each in others)
     rest = f"<details><summary>and {len(others)} more</summary>{more[4:]}</details>" if others else ""
     folded = "" if len(part.rows) > _OPEN_ROWS else " open"
     return (
@@ -97,5 +97,10 @@ def _section(part: Part) -> str:
         f'<img src="{part.key}.svg" alt="{escape(part.title)}">'
         f"<details{folded}><summary>numbers</summary>"
         f'<div class="wide"><table><tr>{head}</tr>{body}</table></div></details>'
-        f'<p class="data">Made by <code>{escape(first)}</code></p>{rest}</section>'
+        f'<p class="data">Made by {_command(first)}</p>{rest}</section>'
     )
+
+
+def _command(text: str) -> str:
+    """A command that breaks between its words alone, and not at their hyphens."""
+    return "<code>" + " ".join(f"<span>{escape(word)}</span>" for word in text.split()) + "</code>"

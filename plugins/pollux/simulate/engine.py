@@ -213,6 +213,7 @@ class Simulation:
             max_local_batch_size=high,
             max_local_batch_size_of={kind: app.local_bounds(kind)[1] for kind in app.times},
             restarting=job.restart_left_s > 0,
+            trained_s=job.trained_s if job.placement else None,
             min_local_batch_size=low if adaptive else 1,
             placement=job.placement,
             age_s=now_s - job.request.submitted_s,

@@ -53,6 +53,7 @@ class SimulatedJob:
     progress: float = 0.0
     attained_gpu_s: float = 0.0
     restart_left_s: float = 0.0
+    trained_s: float = 0.0
     restarting_gpu_s: float = 0.0
     starts: int = 0
     started_s: float | None = None
@@ -78,7 +79,7 @@ class SimulatedJob:
         self.placement = placement
         self.shape = tuple(placement.values())
         self.gpu_type = gpu_type
-        self.restart_left_s = 0.0
+        self.restart_left_s = self.trained_s = 0.0
         if placement:
             self.starts += 1
             self.started_s = now_s if self.started_s is None else self.started_s
@@ -94,6 +95,7 @@ class SimulatedJob:
         self.restarting_gpu_s += delay * self.gpus
         self.attained_gpu_s += delay * self.gpus
         left_s = seconds - delay
+        self.trained_s += left_s
         while left_s > 0 and self.completed_s is None:
             rate = self._step() * (1.0 - interference) / self.divisor
             boundary = float(self.app.progress[self.epoch])

@@ -49,7 +49,7 @@ def test_each_hides_or_distorts_one_thing() -> None:
         "ours-misled": {"target_progress"},
         "ours-without-restart-cost": {"restart_s"},
         "ours-free-restarts": {"restart_s"},
-        "ours-without-noise": {"noise_scale"},
+        "ours-by-throughput": {"noise_scale"},
     }
 
 

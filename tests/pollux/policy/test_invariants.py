@@ -46,6 +46,11 @@ def _enriched(draw: st.DrawFn, job: Job, now_unix_s: float) -> Job:
         gpus_seen=draw(st.dictionaries(st.sampled_from(["gpu", "a100"]), st.integers(0, 16), max_size=2)),
         reserved_from_unix_s=begins,
         reserved_until_unix_s=None if begins is None else begins + draw(st.sampled_from([30.0, 600.0])),
+        max_local_batch_size_of=draw(
+            st.dictionaries(st.sampled_from(["gpu", "a100"]), st.integers(1, 2**40), max_size=2)
+        ),
+        restarting=draw(st.sampled_from([False, False, False, True])),
+        trained_s=draw(st.one_of(st.none(), st.floats(0, 1e9))),
         priority=draw(st.sampled_from([1.0, 1.0, 0.001, 50.0])),
         team=draw(st.sampled_from(["", "red", "blue"])),
         target_progress=draw(st.one_of(st.none(), st.floats(0, 1e12))),
@@ -82,7 +87,7 @@ def test_reservations_units_and_quotas_are_kept(name: str, snapshot: Snapshot) -
         placement = decision.jobs[job.job_id].placement
         gpus = sum(placement.values())
         reserved = is_reserved(job, snapshot.now_unix_s) and job.num_gpus >= job.min_gpus
-        if job.job_id in standing and (reserved or not job.preemptible):
+        if job.job_id in standing and (reserved or not job.preemptible or job.restarting):
             assert dict(placement) == dict(job.placement)
             continue
         assert gpus % job.gpus_per_replica == 0

@@ -66,3 +66,28 @@ def test_what_was_measured_decides_the_type_of_gpu() -> None:
     decision = decide(replace(snapshot, nodes=nodes))
     assert decision.jobs["one"].placement == {"n0": 1}
     assert decision.jobs["two"].placement == {"n1": 1}
+
+
+def test_a_job_that_restarted_seldom_is_moved_for_less_than_one_that_restarted_often() -> None:
+    slower = replace(SCALES_WELL, beta_grad=SCALES_WELL.beta_grad * 1.4)
+    job = make_job(
+        placement={"n0": 1}, max_gpus=1, restart_s=250.0, age_s=36_000.0, fits={"a": slower, "b": SCALES_WELL}
+    )
+    for restarts, want in ((1, {"n1": 1}), (100, {"n0": 1})):
+        snapshot = ours([replace(job, restarts=restarts)], n0=1, n1=1)
+        kinds = tuple(replace(node, gpu_type=kind) for node, kind in zip(snapshot.nodes, "ab", strict=True))
+        assert decide(replace(snapshot, nodes=kinds)).jobs["job"].placement == want
+
+
+def test_a_job_that_has_just_restarted_is_not_shrunk_for_the_sake_of_one_that_weighs_more() -> None:
+    """Beside many jobs with less to do, whose weights leave it next to nothing."""
+    node = {"n0": 4}
+    long = make_job("long", placement=node, restart_s=250.0, target_progress=1e7, max_gpus=4)
+    rivals = [
+        make_job(f"job-{index}", placement={f"m{index}": 1}, max_gpus=1 + (index == 0), target_progress=1e5)
+        for index in range(9)
+    ]
+    sizes = {"n0": 4, **{f"m{index}": 1 for index in range(9)}}
+    for trained_s, stays in ((60.0, True), (20_000.0, False)):
+        jobs = [replace(long, trained_s=trained_s), *rivals]
+        assert (decide(ours(jobs, **sizes)).jobs["long"].placement == node) is stays

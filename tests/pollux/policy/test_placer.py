@@ -71,3 +71,21 @@ def test_jobs_stay_unless_the_free_gpus_are_too_scattered() -> None:
     ]
     assert len(moved) == 2 and "large" in moved
     assert max(placements[3].values()) == 4
+
+
+@pytest.mark.parametrize("dear", range(3))
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_who_has_to_move_is_whose_restart_is_cheapest(dear: int, gpus: int) -> None:
+    stay = [
+        make_job(
+            f"stay-{row}", placement={f"n{row}": 1}, max_gpus=1, restart_s=300.0 if row == dear else 30.0
+        )
+        for row in range(3)
+    ]
+    large = make_job("large", min_gpus=gpus, max_gpus=gpus)
+    snapshot = make_snapshot([*stay, large], nodes=dict.fromkeys(("n0", "n1", "n2"), 4))
+    options = options_of(snapshot)
+    choice = choose(options, np.ones(len(options.job)), must=np.zeros(4, dtype=np.bool_))
+    placements = place(snapshot, options, choice.option)
+    assert sum(placements[3].values()) == gpus
+    assert placements[dear] == stay[dear].placement

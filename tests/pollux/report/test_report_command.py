@@ -24,6 +24,11 @@ def traces(tmp_path: Path) -> Path:
     return folder
 
 
+def text_of(out: Path) -> str:
+    """The page without the marks that keep words of commands together."""
+    return (out / "index.html").read_text().replace("<span>", "").replace("</span>", "")
+
+
 def report(traces: Path, out: Path, *options: str) -> Result:
     command_line = ["report", "--traces", str(traces), "--out", str(out), "--jobs", "1", *options]
     return CliRunner().invoke(app, command_line)
@@ -36,7 +41,7 @@ def test_the_page_has_figures_tables_and_commands_and_simulations_are_kept(
     options = ("--only", "policies", "--only", "time", "--only", "fairness", "--only", "counterexample")
     done = report(traces, out, *options)
     assert done.exit_code == 0, done.output
-    page = (out / "index.html").read_text()
+    page = text_of(out)
     for key in ("policies", "time", "fairness", "counterexample"):
         assert f'src="{key}.svg"' in page
         assert (out / f"{key}.svg").read_text().lstrip().startswith("<?xml")
@@ -66,7 +71,7 @@ def test_every_section_names_commands_that_simulate_knows(traces: Path) -> None:
             "fits",
             "ablation",
         }
-        assert keys >= {"one-type", "sia-p", "sia-interval"}
+        assert keys >= {"one-type", "sia-p", "sia-interval", "restart-cost"}
         assert keys | {study.key for study in studies(traces, ["workload-1"], quick=quick)} <= set(ORDER)
         for case in (case for section in shown for case in section.cases):
             words = command(case).split()
@@ -101,7 +106,7 @@ def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
     keys = ("restarts", "fits", "co-adaptation", "autoscaling", "counterexample")
     done = report(traces, out, "--quick", *(word for key in keys for word in ("--only", key)))
     assert done.exit_code == 0, done.output
-    page = (out / "index.html").read_text()
+    page = text_of(out)
     sections_of_page = page.split("<section ")[1:]
     assert len(sections_of_page) == len(keys)
     for text in sections_of_page:
@@ -111,6 +116,15 @@ def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
     assert [path.name for path in kept] == [
         f"study-{key}-quick.json" for key in ("autoscaling", "co-adaptation", "counterexample")
     ]
+
+
+def test_a_folder_of_other_traces_is_refused(traces: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    assert report(traces, out, "--only", "counterexample").exit_code == 0
+    other = Path(shutil.copytree(traces, tmp_path / "other"))
+    done = report(other, out, "--only", "counterexample")
+    assert done.exit_code == 2
+    assert "name another folder" in done.output and str(traces) in done.output.replace("\n", "")
 
 
 def test_without_workloads_there_is_nothing_to_show(traces: Path, tmp_path: Path) -> None:
