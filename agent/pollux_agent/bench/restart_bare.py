@@ -1,7 +1,8 @@
-"""What any elastic training must do again at a restart: ``torchrun restart_bare.py EXAMPLE ANSWER``.
+"""What any elastic training must do again at a restart: ``torchrun restart_bare.py EXAMPLE ANSWER [GROUP]``.
 
-Imports what the digits example imports, joins the other ranks, makes model, optimizer and data as it does,
-and trains one step with torch alone. Rank 0 then writes the time into the file ANSWER.
+Enters the CPU quota GROUP as a worker of ours does, once torch is there, imports what the digits example
+imports, joins the other ranks, makes model, optimizer and data as it does, and trains one step with torch
+alone. Rank 0 then writes the time into the file ANSWER.
 """
 
 import importlib.util
@@ -18,8 +19,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 
-def main(example: Path, answer: Path) -> None:
+def main(example: Path, answer: Path, group: Path | None) -> None:
     """Train one step."""
+    if group is not None:
+        group.write_text(str(os.getpid()))
     spec = importlib.util.spec_from_file_location("example", example)
     if spec is None or spec.loader is None:
         raise SystemExit(f"EXAMPLE: {str(example)!r} is no Python file")
@@ -42,4 +45,4 @@ def main(example: Path, answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

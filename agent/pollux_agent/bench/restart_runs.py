@@ -8,17 +8,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pollux_agent.driver.quota import available_cores, open_cgroups
+from pollux_agent.driver.quota import slot_share as cores_of_slot
 from pollux_agent.errors import DocumentError, PolluxAgentError
 from pollux_agent.protocol import Event, JobFolder, JobSpec, decode, encode
 from pollux_agent.settings import WorkerSettings, environment
 
 BARE = Path(__file__).with_name("restart_bare.py")
 _TIMEOUT_S = 180.0
+_RESERVE_CORES = 0.2
+"""What a local cluster leaves to everything else."""
 _SETTLE_STEPS = 5
 
 
@@ -34,7 +38,23 @@ class Restarted:
         return self.restart_s - self.save_s
 
 
-def restart(example: Path, num_ranks: int) -> Restarted:
+@contextmanager
+def quota(num_ranks: int, slot_share: float | None) -> Iterator[tuple[Path | None, float]]:
+    """The file by which processes enter the CPU quota of that many slots, and its cores; else None and 0."""
+    groups = open_cgroups(f"pollux-bench-{os.getpid()}")
+    if groups is None:
+        yield None, 0.0
+        return
+    share = slot_share or cores_of_slot(
+        num_slots=num_ranks, cap=1.0, reserve=_RESERVE_CORES, num_cores=available_cores()
+    )
+    try:
+        yield groups.create("slots", share * num_ranks).members, share * num_ranks
+    finally:
+        groups.close()
+
+
+def restart(example: Path, num_ranks: int, members: Path | None = None) -> Restarted:
     """Train a little, ask for a stop, start again, and wait for the first new step."""
     with tempfile.TemporaryDirectory(prefix="pollux-restart-") as scratch:
         folder = JobFolder(Path(scratch) / "job")
@@ -49,13 +69,13 @@ def restart(example: Path, num_ranks: int) -> Restarted:
             epochs=10_000,
         )
         folder.spec.write_text(encode(spec))
-        with _Launched(folder, 0, num_ranks) as first:
+        with _Launched(folder, 0, num_ranks, members) as first:
             first.wait(lambda event: event.event == "step" and event.step > _SETTLE_STEPS)
             signalled_unix_s = time.time()
             first.process.send_signal(signal.SIGTERM)
             first.process.wait(_TIMEOUT_S)
         saved = [event.t_unix_s for event in first.events() if event.event == "checkpoint"]
-        with _Launched(folder, 1, num_ranks, signalled_unix_s) as second:
+        with _Launched(folder, 1, num_ranks, members, signalled_unix_s) as second:
             stepped = second.wait(lambda event: event.event == "step")
             save_s = _save_s(folder)
             if not saved or not any(event.event == "resume" for event in second.events()):
@@ -63,7 +83,7 @@ def restart(example: Path, num_ranks: int) -> Restarted:
     return Restarted(restart_s=stepped.t_unix_s - signalled_unix_s, save_s=save_s)
 
 
-def bare(example: Path, num_ranks: int) -> float:
+def bare(example: Path, num_ranks: int, members: Path | None = None) -> float:
     """Seconds from the start of torchrun to the end of its workers' first step."""
     with tempfile.TemporaryDirectory(prefix="pollux-restart-") as scratch:
         answer = Path(scratch) / "answer"
@@ -71,7 +91,7 @@ def bare(example: Path, num_ranks: int) -> float:
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
         started_unix_s = time.time()
         done = subprocess.run(
-            [*command, str(BARE), str(example), str(answer)],
+            [*command, str(BARE), str(example), str(answer), *([str(members)] if members else [])],
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             capture_output=True,
             text=True,
@@ -87,7 +107,12 @@ class _Launched:
     """A launcher of one incarnation, as a context manager that leaves no process behind."""
 
     def __init__(
-        self, folder: JobFolder, incarnation: int, num_ranks: int, signal_unix_s: float | None = None
+        self,
+        folder: JobFolder,
+        incarnation: int,
+        num_ranks: int,
+        members: Path | None,
+        signal_unix_s: float | None = None,
     ) -> None:
         self._folder, self._incarnation = folder, incarnation
         settings = WorkerSettings(
@@ -100,6 +125,7 @@ class _Launched:
             rendezvous=f"127.0.0.1:{_free_port()}",
             signal_unix_s=signal_unix_s,
             parent_pid=os.getpid(),
+            cpu_group=members,
         )
         self._log = (folder.root / f"{incarnation}.log").open("wb")
         self.process = subprocess.Popen(

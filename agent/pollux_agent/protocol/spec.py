@@ -141,6 +141,14 @@ class JobSpec:
         )
         return bool(GoodputModel.unfitted(limits).best(1, self.min_gpus).goodput > 0)
 
+    def extends(self, done: "JobSpec") -> bool:
+        """Whether a job that was done by ``done`` is asked for more: for more epochs, or, where the script
+        decides on their number, by another command line. Too little to ask for is found out by the script.
+        """
+        if self.epochs is not None:
+            return done.epochs is not None and self.epochs > done.epochs
+        return (self.script, self.arguments, self.epochs) != (done.script, done.arguments, done.epochs)
+
     @property
     def batch_size_limit(self) -> int:
         """The largest total batch size M this job may use."""

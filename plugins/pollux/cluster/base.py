@@ -136,7 +136,8 @@ class JobControl(Protocol):
 
         An active job of that id is returned as it is (re-attach); a failed or ended one, or one that was
         asked to stop, waits for GPUs again and resumes from its checkpoint, or from nothing with ``fresh``;
-        a done one is returned as it is unless ``fresh``. A job that is opened again goes on in ``run_id``,
+        a done one is returned as it is unless ``fresh``, or asked for more epochs, for which it goes on from
+        its last checkpoint (``JobSpec.extends``). A job that is opened again goes on in ``run_id``,
         another run than before only if somebody deleted that one. Raises Refused with the cause, such as a
         script that does not exist.
         """

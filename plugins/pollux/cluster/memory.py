@@ -128,7 +128,7 @@ class MemoryCluster:
                     mlflow_run_id=run_id,
                     status=JobStatus(since_unix_s=self._clock()),
                 )
-            elif _may_reopen(old, fresh=fresh):
+            elif _may_reopen(old, spec, fresh=fresh):
                 status = replace(
                     old.status,
                     phase="waiting" if old.status.phase in FINAL_PHASES else old.status.phase,
@@ -252,8 +252,10 @@ class MemoryCluster:
         self._jobs[job_id] = replace(job, allocation=replace(job.allocation, placement={}))
 
 
-def _may_reopen(job: ClusterJob, *, fresh: bool) -> bool:
-    """Whether a new submission starts the job again: it is over or was asked to end; done only if fresh."""
+def _may_reopen(job: ClusterJob, spec: JobSpec, *, fresh: bool) -> bool:
+    """Whether a new submission starts the job again: it is over or was asked to end; done only if fresh, or
+    asked for more.
+    """
     if job.status.phase in FINAL_PHASES:
-        return fresh or job.status.phase != "done"
+        return fresh or job.status.phase != "done" or spec.extends(job.spec)
     return job.status.stop is not None

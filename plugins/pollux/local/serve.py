@@ -19,12 +19,12 @@ from pollux.cluster.local import short_path
 from pollux.errors import ConfigError, StackError
 from pollux.local.app import make_app
 from pollux.local.nodes import read_nodes
-from pollux.local.quota import available_cores, open_cgroups, slot_share
 from pollux.local.service import LocalService
 from pollux.local.slots import Slots
 from pollux.local.store import JobStore
 from pollux.local.workers import Site, WorkerOptions
 from pollux_agent.driver import Timing
+from pollux_agent.driver.quota import available_cores, open_cgroups, slot_share
 
 logger = logging.getLogger(__name__)
 

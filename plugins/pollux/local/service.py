@@ -105,7 +105,7 @@ class LocalService:
         entry = self._entries.get(job_id)
         if entry is not None and entry.job.identity != identity:
             raise Refused(f"job_id: {job_id!r} belongs to another task, {entry.job.identity}; use another")
-        if entry is not None and self._stays(entry.job, fresh=fresh):
+        if entry is not None and self._stays(entry.job, spec, fresh=fresh):
             return self._current(entry, now_unix_s)
         script = self._check(job_id, spec)
         if entry is None:
@@ -119,6 +119,7 @@ class LocalService:
             unknown = self._store.new_driver(job_id)
             state = replace(unknown, since_unix_s=now_unix_s, message="waits for GPUs")
         else:
+            self._store.go_on(job_id)
             job, state = _reopened(entry, spec=spec, run_id=run_id, now_unix_s=now_unix_s)
         self._store.save_spec(job_id, spec, script)
         if fresh:
@@ -268,10 +269,10 @@ class LocalService:
         return self._site.slots.held().get(job_id, {})
 
     @staticmethod
-    def _stays(job: ClusterJob, *, fresh: bool) -> bool:
-        """Whether a submission finds the job as it is: it is active, or done and not to be done again."""
+    def _stays(job: ClusterJob, spec: JobSpec, *, fresh: bool) -> bool:
+        """Whether a submission finds the job as it is: it is active, or done and asked for nothing more."""
         if _is_final(job):
-            return job.status.phase == "done" and not fresh
+            return job.status.phase == "done" and not fresh and not spec.extends(job.spec)
         return job.status.stop is None
 
     def _check(self, job_id: str, spec: JobSpec) -> Path:

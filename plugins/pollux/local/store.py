@@ -71,6 +71,10 @@ class JobStore:
         resolved = replace(spec, script=str(script))
         write_atomic(self.folder(job_id).spec, encode(resolved).encode())
 
+    def go_on(self, job_id: str) -> None:
+        """Have a job that was complete be so no more; its checkpoints stay."""
+        self.folder(job_id).complete.unlink(missing_ok=True)
+
     def ask_fresh(self, job_id: str) -> None:
         """Note that the job's checkpoints are to be deleted before its next start."""
         write_atomic(self._fresh(job_id), b"")

@@ -14,9 +14,9 @@ import psutil
 from pollux.local.logs import LogPipe
 from pollux.local.nodes import LocalNode, LocalNodes
 from pollux.local.ports import LOOPBACK, free_port
-from pollux.local.quota import Cgroups, Group
 from pollux.local.slots import Slots
 from pollux_agent.driver import Start
+from pollux_agent.driver.quota import Cgroups, Group
 from pollux_agent.protocol import JobFolder, Placement
 from pollux_agent.settings import WorkerSettings, environment
 

@@ -48,9 +48,10 @@ def job_form() -> dict[str, Param]:
         "scaling_rule": Param(
             "adascale",
             type="string",
-            enum=["adascale", "sqrt", "linear", "none"],
+            enum=["adascale", "sqrt", "linear", "legw", "none"],
             title="Learning rate scaling",
-            description="How the learning rate follows the batch size: adascale for SGD, sqrt for Adam.",
+            description="How the learning rate follows the batch size: adascale for SGD, sqrt for Adam; "
+            "legw: sqrt with a warm-up.",
         ),
         "initial_batch_size": Param(
             32,

@@ -1,6 +1,7 @@
 """Documents come back as they went out, and a malformed one is refused by field, value and fix."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -210,3 +211,27 @@ def test_equal_documents_give_equal_text_whatever_the_order_of_keys() -> None:
 def test_a_document_of_another_version_says_so_and_what_to_do() -> None:
     with pytest.raises(DocumentError, match=r"schema: version 2 is not one .* upgrade pollux-agent"):
         decode(Allocation, '{"schema": 2, "decision": 3}')
+
+
+@pytest.mark.parametrize(
+    ("done", "asked", "want"),
+    [
+        pytest.param({"epochs": 3}, {"epochs": 5}, True, id="more epochs"),
+        pytest.param({"epochs": 3}, {"epochs": 3}, False, id="as many"),
+        pytest.param({"epochs": 5}, {"epochs": 3}, False, id="fewer"),
+        pytest.param({"epochs": 3}, {"epochs": 3, "max_gpus": 9}, False, id="as many on more GPUs"),
+        pytest.param({}, {"arguments": ("--epochs", "9")}, True, id="the script's number, by its arguments"),
+        pytest.param({}, {}, False, id="nothing new"),
+    ],
+)
+def test_a_done_job_is_extended_by_asking_for_more(
+    done: dict[str, Any], asked: dict[str, Any], want: bool
+) -> None:
+    plain: dict[str, Any] = {
+        "name": "job",
+        "script": "x.py",
+        "initial_batch_size": 8,
+        "max_local_batch_size": 8,
+        "max_gpus": 4,
+    }
+    assert JobSpec(**plain | asked).extends(JobSpec(**plain | done)) is want

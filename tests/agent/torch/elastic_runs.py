@@ -49,6 +49,7 @@ class DriverRun:
         self.folder = JobFolder(root / "job")
         self.folder.root.mkdir()
         self.seen, self.ready, self.output = root / "seen.jsonl", root / "ready", root / "output"
+        self.processes: list[BaseProcess] = []
         plain = {
             "name": "line",
             "script": str(SCRIPT),
@@ -81,6 +82,7 @@ class DriverRun:
         argv = [str(SCRIPT), str(self.seen), str(self.ready), *arguments]
         process = context.Process(target=_worker, args=(environ, argv, str(self.output)))
         process.start()
+        self.processes.append(process)
         return process
 
     def run(self, incarnation: int, *arguments: str, **changes: Any) -> None:
@@ -104,6 +106,12 @@ class DriverRun:
         if process.is_alive():
             process.kill()
         assert process.exitcode == 0, self.output.read_text()
+
+    def end_all(self) -> None:
+        """What a test that failed has left running."""
+        for process in self.processes:
+            process.kill()
+            process.join()
 
     def outcome(self, incarnation: int, rank: int = 0) -> Outcome:
         return decode(Outcome, self.folder.outcome(incarnation, rank).read_bytes())

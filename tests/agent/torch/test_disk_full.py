@@ -34,11 +34,12 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture
-def run(disk: SmallDisk, tmp_path: Path) -> DriverRun:
+def run(disk: SmallDisk, tmp_path: Path) -> Iterator[DriverRun]:
     """The job's folder is on the disk; what the test itself needs is not."""
     made = DriverRun(disk.folder, epochs=1_000_000)
     made.seen, made.ready, made.output = tmp_path / "seen", tmp_path / "ready", tmp_path / "output"
-    return made
+    yield made
+    made.end_all()
 
 
 def steps_saved(run: DriverRun, incarnation: int) -> list[int]:

@@ -1,20 +1,24 @@
 """A job that is stopped, killed or resized goes on where it was."""
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from elastic_runs import DriverRun
 
-from pollux_agent.protocol import Outcome, decode
+from pollux_agent.protocol import JobSpec, Outcome, decode, encode
 from pollux_agent.torch.checkpoint import CheckpointStore
 
 ONE_PASS = Counter(range(64))
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> DriverRun:
-    return DriverRun(tmp_path)
+def run(tmp_path: Path) -> Iterator[DriverRun]:
+    made = DriverRun(tmp_path)
+    yield made
+    made.end_all()
 
 
 def test_a_job_left_alone_ends_done_with_its_marker(run: DriverRun) -> None:
@@ -88,3 +92,13 @@ def test_a_torn_newest_checkpoint_costs_only_the_steps_since_the_one_before(run:
     resumed = next(event for event in run.events(2) if event.event == "resume")
     assert resumed.step == run.outcome(0).step
     assert run.outcome(2).kind == "done"
+
+
+def test_a_done_job_whose_spec_asks_for_more_epochs_goes_on_from_its_end(run: DriverRun) -> None:
+    run.run(0)
+    spec = decode(JobSpec, run.folder.spec.read_bytes())
+    run.folder.spec.write_text(encode(replace(spec, epochs=5)))
+    run.folder.complete.unlink()
+    run.run(1)
+    resumed = next(event for event in run.events(1) if event.event == "resume")
+    assert (resumed.step, run.outcome(1).step, run.outcome(1).kind) == (48, 80, "done")

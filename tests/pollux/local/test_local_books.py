@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pollux.errors import ConfigError, Refused
-from pollux.local import quota
 from pollux.local.logs import LogPipe, read_logs
 from pollux.local.nodes import LocalNode, LocalNodes, read_nodes
-from pollux.local.quota import Cgroups, slot_share
 from pollux.local.slots import Slots
 from pollux.local.store import JobStore
+from pollux_agent.driver import quota
+from pollux_agent.driver.quota import Cgroups, slot_share
 from pollux_agent.protocol import JobFolder
 
 NODES = LocalNodes(nodes=(LocalNode(name="node-0", slots=2), LocalNode(name="node-1", slots=3)))

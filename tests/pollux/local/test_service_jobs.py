@@ -125,6 +125,19 @@ def test_a_fresh_submission_starts_over(service: Service) -> None:
     assert starts == [0, 0]
 
 
+def test_a_done_job_that_is_asked_for_more_goes_on_from_its_end(service: Service) -> None:
+    service.submit("job", "count.py", "10")
+    service.give("job", {"node-0": 1})
+    service.until("job", "done")
+    again = service.submit("job", "count.py", "25")
+    assert (again.status.phase, again.status.try_number, again.status.outcome) == ("waiting", 2, None)
+    service.give("job", {"node-0": 1})
+    done = service.until("job", "done")
+    assert done.status.outcome is not None
+    assert (done.status.outcome.step, done.status.outcome.steps_taken) == (25, 15)
+    assert service.submit("job", "count.py", "25").status.phase == "done"
+
+
 def test_a_fresh_submission_of_a_job_at_work_starts_over_too(service: Service) -> None:
     service.submit("job", "count.py", "100000")
     service.give("job", {"node-0": 1})

@@ -27,6 +27,8 @@ class DriverFiles:
 
         With ``fresh`` the checkpoints go before the first start, once no earlier workers are left.
         """
+        if self._is_extended_by(spec):
+            self.folder.complete.unlink(missing_ok=True)
         write_atomic(self.folder.spec, encode(spec).encode())
         known = [state for state in (self._load(), told) if state is not None]
         state = max(known, key=lambda state: (state.incarnation, state.acted_decision), default=DriverState())
@@ -49,6 +51,12 @@ class DriverFiles:
         state = replace(state, best_step=0, failure=None)
         self.save(state)
         return state
+
+    def _is_extended_by(self, spec: JobSpec) -> bool:
+        try:
+            return spec.extends(decode(JobSpec, self.folder.spec.read_bytes()))
+        except (OSError, DocumentError):
+            return False
 
     def _load(self) -> DriverState | None:
         try:

@@ -50,7 +50,7 @@ class Submitter:
         old = self._find(job_id)
         if old is not None:
             self._check_owner(job_id, old, identity)
-            if _stays(old, fresh=fresh, now_unix_s=self.api.server_unix_s):
+            if _stays(old, spec, fresh=fresh, now_unix_s=self.api.server_unix_s):
                 return old
             old = self._ended(job_id, old)
         notes = self._notes(old, identity=identity, spec=spec, run_id=run_id, fresh=fresh)
@@ -166,11 +166,12 @@ def _opened_again(state: DriverState) -> DriverState:
     return replace(state, outcome=None, final=False, fruitless_starts=0, retry_unix_s=0.0)
 
 
-def _stays(pod: Json, *, fresh: bool, now_unix_s: float) -> bool:
-    """Whether a submission finds the job as it is: it is driven, or done and not to be done again."""
+def _stays(pod: Json, spec: JobSpec, *, fresh: bool, now_unix_s: float) -> bool:
+    """Whether a submission finds the job as it is: it is driven, or done and asked for nothing more."""
     state = jobs.state_of(pod)
     if state.phase in FINAL_PHASES:
-        return state.phase == "done" and not fresh
+        asks_more = spec.extends(jobs.job_of(pod, now_unix_s=now_unix_s).spec)
+        return state.phase == "done" and not fresh and not asks_more
     return _at_work(pod, now_unix_s) and not doc.annotations(pod).get(doc.STOP)
 
 
