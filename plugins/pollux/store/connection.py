@@ -1,5 +1,6 @@
 """The one place where MLflow is called from: connects late, and turns its errors into ours."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,6 +26,7 @@ class Connection:
 
     @cached_property
     def _client(self) -> "MlflowClient":
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # our output may be JSON
         return connect(self._tracking_uri, timeout_s=_CALL_TIMEOUT_S)
 
     @contextmanager
