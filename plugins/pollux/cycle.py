@@ -126,7 +126,7 @@ def _cycle(
             left_out=left_out,
             realised=realised_goodput(previous, view, known) if previous else {},
         )
-        result = _record(cluster, store, snapshot, decision, previous, result, watch.seconds)
+        result = _record(cluster, store, snapshot, decision, previous, result, watch.seconds, settings)
     records.save(number, "result.json", to_json(to_plain(replace(result, wall_clock_s=watch.seconds))))
     if settings.keep_decisions is not None:
         records.prune(settings.keep_decisions)
@@ -147,6 +147,7 @@ def _record(
     previous: Decision | None,
     result: CycleResult,
     wall_clock_s: Mapping[str, float],
+    settings: Settings,
 ) -> CycleResult:
     """Tell MLflow; if it went away meanwhile what was done stands, and the result says so."""
     earlier = {previous.decision: realised_figures(result.realised)} if previous else {}
@@ -159,7 +160,7 @@ def _record(
             wall_clock_s=wall_clock_s,
             documents={"snapshot.json": encode(snapshot), "decision.json": encode(decision)},
         )
-        closed = () if result.shadow else close_ended_runs(cluster, store)
+        closed = () if result.shadow else close_ended_runs(cluster, store, settings.jobs)
         return replace(result, closed_runs=closed)
     except (StoreError, ClusterUnavailable) as error:
         return replace(result, unrecorded=reason_in_short(error))

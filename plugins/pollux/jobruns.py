@@ -1,14 +1,20 @@
 """Each job's MLflow run over one cycle: made while the job waits for it, closed once the job is over."""
 
+import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from pollux.cluster.base import FINAL_PHASES, Cluster, ClusterJob, ClusterView, Phase
-from pollux.errors import ClusterUnavailable, PolluxError, StoreUnavailable, UnknownJob
+from pollux.errors import ClusterUnavailable, PolluxError, StoreError, StoreUnavailable, UnknownJob
 from pollux.observe import is_ours
 from pollux.record import reason_in_short
 from pollux.settings import Settings
 from pollux.store import JobRecord, ModelStore, RunStatus
+from pollux_agent.protocol import JobFolder
+from pollux_agent.report.unsent import keep_unsent, read_unsent
+
+logger = logging.getLogger(__name__)
 
 _STATUS: Mapping[Phase, RunStatus] = {"done": "FINISHED", "failed": "FAILED", "ended": "KILLED"}
 
@@ -58,10 +64,11 @@ def seen_records(
     return found, {}
 
 
-def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
+def close_ended_runs(cluster: Cluster, store: ModelStore, jobs: Path) -> tuple[str, ...]:
     """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
 
-    A run whose job the cluster does not know stays: its job may be on its way there.
+    What a job's workers could not send, and left in its folder in ``jobs``, is sent first. A run whose job
+    the cluster does not know stays: its job may be on its way there.
     """
     active = {job.job_id for job in cluster.observe().jobs}
     closed = []
@@ -73,9 +80,22 @@ def close_ended_runs(cluster: Cluster, store: ModelStore) -> tuple[str, ...]:
         except UnknownJob:
             continue
         if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
+            _send_left(store, record.run_id, JobFolder(jobs / job_id).unsent)
             close_run(store, job)
             closed.append(job_id)
     return tuple(closed)
+
+
+def _send_left(store: ModelStore, run_id: str, unsent: Path) -> None:
+    """Figures that MLflow refuses are given up; raises StoreUnavailable, with which they stay."""
+    if points := read_unsent(unsent):
+        try:
+            store.add_figures(run_id, points)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            logger.warning("%s is given up: %s", unsent, error)
+        keep_unsent(unsent, ())
 
 
 def close_run(store: ModelStore, job: ClusterJob) -> None:

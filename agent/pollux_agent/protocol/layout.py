@@ -9,6 +9,7 @@
         outcomes/<incarnation>-<rank>.json  the Outcome of one rank
         checkpoints/                        see pollux_agent.torch.checkpoint
         logged.json                         the last step that each metric was logged at
+        unsent.json                         figures that MLflow did not take before the workers ended
         last-stop.json                      when the last stop on request began and ended its save
         unsaved.json                        why no checkpoint can be written, while none can: Unsaved
         complete.json                       completion marker: the Outcome of rank 0, kind done
@@ -48,6 +49,10 @@ class JobFolder:
     @property
     def logged(self) -> Path:
         return self.root / "logged.json"
+
+    @property
+    def unsent(self) -> Path:
+        return self.root / "unsent.json"
 
     @property
     def last_stop(self) -> Path:

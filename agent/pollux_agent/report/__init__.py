@@ -15,4 +15,9 @@ def open_reporter(settings: WorkerSettings | None) -> Reporter:
     """The reporter of this worker: to its MLflow run, or to nowhere where it has none."""
     if settings is None or not settings.mlflow_tracking_uri or not settings.mlflow_run_id:
         return NullReporter()
-    return MlflowReporter(settings.mlflow_tracking_uri, settings.mlflow_run_id, settings.incarnation)
+    return MlflowReporter(
+        settings.mlflow_tracking_uri,
+        settings.mlflow_run_id,
+        settings.incarnation,
+        unsent=settings.folder.unsent,
+    )

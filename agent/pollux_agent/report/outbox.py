@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -67,6 +68,19 @@ class Outbox:
                 for _ in range(surplus):
                     self._points.popleft()
             self.changed.notify_all()
+
+    def put_first(self, points: Sequence[Point]) -> None:
+        """Put points of earlier in front of all others, as far as there is room."""
+        with self.changed:
+            room = self.max_points - len(self._points)
+            self._points.extendleft(reversed(points[max(0, len(points) - room) :]))
+            self.changed.notify_all()
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points that wait, in order."""
+        with self.changed:
+            return tuple(self._points)
 
     def put_report(self, text: str) -> None:
         with self.changed:

@@ -6,7 +6,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pollux_agent.protocol import MAX_REPORT_CHARS, REPORT_TAG, Report, decode, 
 from pollux_agent.report.base import RunStatus
 from pollux_agent.report.client import connect, in_words, is_passing
 from pollux_agent.report.outbox import Batch, Outbox, Point
+from pollux_agent.report.unsent import keep_unsent, read_unsent
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,6 +42,7 @@ class MlflowReporter:
     latest report wait. A batch that MLflow refuses is halved until the metric that it refuses stands alone;
     that one is dropped, with all its later values. Before its first write and with each report it reads which
     incarnation wrote last; if that is a newer one it sends nothing any more, and ``fenced`` is true.
+    Points that wait at the close are kept in the file ``unsent``, which the job's next reporter sends first.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class MlflowReporter:
         max_points: int = 200_000,
         max_artifact_bytes: int = 16 << 20,
         flush_interval_s: float = 5.0,
+        unsent: Path | None = None,
     ) -> None:
         self._tracking_uri = tracking_uri
         self._run_id = run_id
@@ -68,6 +71,9 @@ class MlflowReporter:
         self._artifact_attempts = 0
         self._batch_points = MAX_BATCH_POINTS
         self._refused: set[str] = set()
+        self._unsent = unsent
+        self._recalled = False
+        self._last_recalled: Point | None = None
 
     @property
     def fenced(self) -> bool:
@@ -123,6 +129,8 @@ class MlflowReporter:
         self._outbox.close(time.monotonic() + timeout_s)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        if self._recalled and not self._fenced:
+            self._keep(self._outbox.points)
         return self._outbox.is_empty and not self._thread.is_alive()
 
     def _open(self) -> bool:
@@ -134,7 +142,24 @@ class MlflowReporter:
                 self._thread.start()
         return True
 
+    def _recall(self) -> None:
+        """Take up what an earlier incarnation could not send; a point that is sent twice stays one."""
+        if self._unsent is None:
+            return
+        if earlier := read_unsent(self._unsent):
+            self._last_recalled = earlier[-1]
+            self._outbox.put_first(earlier)
+        self._recalled = True
+
+    def _keep(self, points: Sequence[Point]) -> None:
+        assert self._unsent is not None
+        try:
+            keep_unsent(self._unsent, points)
+        except OSError as error:
+            logger.warning("%d figures that MLflow has not taken are lost: %s", len(points), error)
+
     def _work(self) -> None:
+        self._recall()
         pause_s = _FIRST_PAUSE_S
         while True:
             self._outbox.wait(batch_points=MAX_BATCH_POINTS, flush_interval_s=self._flush_interval_s)
@@ -163,6 +188,8 @@ class MlflowReporter:
         except Exception as error:  # noqa: BLE001 - the thread's outermost edge: no fault may end it
             return self._after_error(batch, error)
         self._outbox.sent(batch)
+        if any(point is self._last_recalled for point in batch.points):
+            self._keep(())
         self._artifact_attempts = 0
         self._batch_points = min(2 * self._batch_points, MAX_BATCH_POINTS)
         if self._away:

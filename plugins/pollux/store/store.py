@@ -1,6 +1,6 @@
 """The scheduler's side of MLflow: one run per job, read with one paged query, and the decisions' record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,7 @@ from pollux.store.reading import JobRecord, is_newer, read_report
 from pollux.store.runs import DEPLOYMENT_TAG, DROPPED, JOB_TAG, KEPT, JobRuns, fate, job_tags, quoted
 from pollux_agent.protocol import REPORT_TAG, JobSpec
 from pollux_agent.report.client import is_missing
+from pollux_agent.report.outbox import Point
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -21,6 +22,7 @@ END_TAG, END_MESSAGE_TAG = "pollux.end", "pollux.end_message"
 """How a run's job ended; a run that is opened again has neither."""
 
 _MAX_MESSAGE_CHARS = 1000
+_BATCH_POINTS = 500
 
 
 class ModelStore:
@@ -102,6 +104,18 @@ class ModelStore:
                 if value:
                     client.set_tag(run_id, name, value)
             client.set_terminated(run_id, status=status)
+
+    def add_figures(self, run_id: str, points: Sequence[Point]) -> None:
+        """Log what a job's workers could not; the same point twice stays one."""
+        from mlflow.entities import Metric
+
+        for start in range(0, len(points), _BATCH_POINTS):
+            batch = points[start : start + _BATCH_POINTS]
+            with self._connection.calling() as client:
+                client.log_batch(
+                    run_id,
+                    metrics=[Metric(point.name, point.value, point.time_ms, point.step) for point in batch],
+                )
 
     def record_decision(
         self,

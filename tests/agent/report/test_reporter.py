@@ -12,7 +12,9 @@ from mlflow import MlflowClient
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
 from pollux_agent.report import MlflowReporter, NullReporter, open_reporter
+from pollux_agent.report.outbox import Outbox, Point
 from pollux_agent.report.reporter import INCARNATION_TAG
+from pollux_agent.report.unsent import read_unsent
 from pollux_agent.settings import WorkerSettings
 
 FIT = ThroughputParams(
@@ -153,6 +155,43 @@ def test_a_store_that_cannot_be_opened_costs_training_neither_time_nor_an_error(
     assert time.monotonic() - started_s < 1.0
     assert not reporter.close(0.2)
     assert time.monotonic() - started_s < 3.0
+
+
+def test_what_mlflow_did_not_take_before_the_end_is_sent_by_the_next_incarnation(
+    client: MlflowClient, mlflow_uri: str, run_id: str, tmp_path: Path
+) -> None:
+    unsent = tmp_path / "unsent.json"
+    for incarnation in (1, 2):
+        away = MlflowReporter("http://127.0.0.1:9", run_id, incarnation, unsent=unsent)
+        away.metrics({"loss": float(incarnation), "accuracy": 0.5}, incarnation)
+        assert not away.close(0.1)
+        wait_for(lambda reporter=away: not reporter._thread.is_alive())
+    assert len(read_unsent(unsent)) == 4, "the second one kept the first one's too"
+    for incarnation in (3, 4):
+        reporter = MlflowReporter(mlflow_uri, run_id, incarnation, unsent=unsent)
+        reporter.metrics({"loss": float(incarnation)}, incarnation)
+        assert reporter.close(60)
+        assert not unsent.exists()
+    assert history(client, run_id, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert history(client, run_id, "accuracy") == [(1, 0.5), (2, 0.5)]
+
+
+def test_points_of_earlier_come_first_and_take_no_room_from_those_of_now() -> None:
+    outbox = Outbox(max_points=3, max_artifact_bytes=0)
+    earlier, now = ([Point(name, 0.0, step, 0) for step in range(2)] for name in ("earlier", "now"))
+    outbox.put_points(now)
+    outbox.put_first(earlier)
+    assert outbox.points == (earlier[1], *now)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "7", "[1]", '[["loss", 1.0, 2]]', '[["loss", "much", 2, 3]]', '[["loss", 1, 1e999, 3]]'],
+)
+def test_a_file_of_figures_that_is_something_else_counts_as_none(tmp_path: Path, content: str) -> None:
+    unsent = tmp_path / "unsent.json"
+    unsent.write_text(content)
+    assert read_unsent(unsent) == ()
 
 
 def test_a_run_that_mlflow_refuses_to_write_does_not_hold_up_what_comes_later(

@@ -13,7 +13,9 @@ from pollux.cycle import lease_ttl, run_once
 from pollux.plan import plan
 from pollux.policy import decide
 from pollux.snapshot import Decision, Snapshot
-from pollux_agent.protocol import REPORT_TAG, decode, encode
+from pollux_agent.protocol import REPORT_TAG, JobFolder, decode, encode
+from pollux_agent.report.outbox import Point
+from pollux_agent.report.unsent import keep_unsent
 
 
 def test_a_new_job_gets_one_run_and_a_gpu_and_everything_is_on_disk(world: World) -> None:
@@ -197,6 +199,35 @@ def test_the_run_of_a_job_that_is_over_is_closed_as_the_job_ended(
     assert world.cycle().closed_runs == ("one",)
     assert MlflowClient(world.uri).get_run(run_id).info.status == status
     assert world.cycle().closed_runs == ()
+
+
+def test_figures_that_the_workers_of_a_job_could_not_send_are_in_its_run_before_that_is_closed(
+    world: World,
+) -> None:
+    world.submit("one")
+    world.cycle()
+    run_id = world.job("one").mlflow_run_id
+    world.cluster.end("one", "done")
+    unsent = JobFolder(world.settings.jobs / "one").unsent
+    keep_unsent(
+        unsent, [Point("accuracy", step / 1000, step, 1_700_000_000_000 + step) for step in range(1001)]
+    )
+    assert world.cycle().closed_runs == ("one",)
+    client = MlflowClient(world.uri)
+    assert len(client.get_metric_history(run_id, "accuracy")) == 1001
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.metrics["accuracy"]) == ("FINISHED", 1.0)
+    assert not unsent.exists()
+
+
+def test_figures_that_mlflow_refuses_keep_no_run_open(world: World) -> None:
+    world.submit("one")
+    world.cycle()
+    world.cluster.end("one", "done")
+    unsent = JobFolder(world.settings.jobs / "one").unsent
+    keep_unsent(unsent, [Point("a name?!", 1.0, 1, 1_700_000_000_000)])
+    assert world.cycle().closed_runs == ("one",)
+    assert not unsent.exists()
 
 
 def test_a_job_that_is_tried_again_continues_its_own_run(world: World) -> None:
