@@ -19,9 +19,9 @@ from pollux.demo.kube.scripts import own_cluster
 from pollux.demo.site import JobLook, Site
 from pollux.errors import ConfigError, DemoError
 from pollux.local.nodes import LocalNode, LocalNodes
-from pollux.local.quota import available_cores, slot_share
 from pollux.local.serve import RESERVED_CORES
 from pollux_agent.driver.kube.api import KubeApi, open_api
+from pollux_agent.driver.quota import available_cores, slot_share
 from pollux_agent.records import write_atomic
 
 WHAT_TO_SET = (
