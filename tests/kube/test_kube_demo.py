@@ -20,7 +20,14 @@ def test_two_jobs_share_the_cluster_and_every_check_holds(tmp_path: Path) -> Non
     if not os.environ.get("POLLUX_KUBE"):
         pytest.skip("needs kube: real nodes come from POLLUX_KUBE's node-up.sh")
     environ = {name: text for name, text in os.environ.items() if name != "KUBECONFIG"}
-    command = [str(Path(sys.executable).with_name("pollux")), "demo", "--kubernetes", "--quick"]
+    command = [
+        str(Path(sys.executable).with_name("pollux")),
+        "demo",
+        "--kubernetes",
+        "--quick",
+        "--minutes",
+        "0.8",
+    ]
     command += ["--state", "state", "--summary", "summary.json", "--picture", "picture.png"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=840)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
