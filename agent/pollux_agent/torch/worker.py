@@ -153,19 +153,21 @@ def _readable(text: str) -> str:
 
 
 class _Output(io.FileIO):
-    """An output on a disk that may be full: what finds no room is lost, and no ``print`` fails for it."""
+    """An output on a disk that may be full, or to a process that may be gone: what finds no room or no
+    reader is lost, and no ``print`` fails for it. A launcher that is killed takes its workers along.
+    """
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data) or 0
         except OSError as error:
-            if not is_full(error):
+            if not is_full(error) and not isinstance(error, BrokenPipeError):
                 raise
             return len(data)
 
 
 def forgiving(stream: TextIO) -> TextIO:
-    """The same stream, whose disk may be full."""
+    """The same stream, whose disk may be full and whose reader may be gone."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,

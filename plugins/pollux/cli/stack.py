@@ -93,9 +93,11 @@ def down(state: StateOption = DEFAULT_STATE) -> None:
 
 @stack.command()
 def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> None:
-    """What runs, and its memory; exit code 1 unless the stack is ready and all of it answers."""
+    """What runs, and its memory; exit code 1 unless the stack is ready, all of it answers, and its disk has
+    room: on a full one the record is of before.
+    """
     from pollux.stack import control
-    from pollux.stack.record import read_record
+    from pollux.stack.record import is_full, read_record
 
     try:
         record = read_record(state)
@@ -109,6 +111,7 @@ def status(state: StateOption = DEFAULT_STATE, as_json: JsonOption = False) -> N
         raise typer.Exit(1)
     _show(record, as_json=as_json, was_running=True)
     well = record.phase == "ready" and all(part.ready for part in record.components.values())
+    well = well and not is_full(record.plan.state)
     raise typer.Exit(0 if well else 1)
 
 

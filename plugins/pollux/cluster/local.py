@@ -25,6 +25,9 @@ _MAX_SOCKET_PATH = 100
 _TRIES = 3
 _PAUSE_S = 0.2
 
+GIVEN_UP_HEADER = "x-pollux-given-up-unix-s"
+"""When nobody waits for the answer any more: a service that was hung does nothing of what it then finds."""
+
 T = TypeVar("T")
 
 
@@ -130,7 +133,9 @@ class LocalCluster:
                     with httpx.Client(
                         transport=transport, base_url="http://local", timeout=self.timeout.total_seconds()
                     ) as client:
-                        return self._checked(client.request(method, path, json=body), f"{method} {path}")
+                        until = {GIVEN_UP_HEADER: f"{time.time() + self.timeout.total_seconds():.3f}"}
+                        answer = client.request(method, path, json=body, headers=until)
+                        return self._checked(answer, f"{method} {path}")
             except (httpx.ConnectError, FileNotFoundError) as error:
                 if attempt == _TRIES:
                     raise ClusterUnavailable(

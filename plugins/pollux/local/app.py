@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.cluster.base import MAX_LEASE, JobIdentity, StopReason
+from pollux.cluster.local import GIVEN_UP_HEADER
 from pollux.errors import Conflict, PolluxError, Refused, UnknownJob
 from pollux.local.service import LocalService
 from pollux_agent.errors import DocumentError
@@ -75,6 +76,13 @@ def make_app(service: LocalService, wake: Callable[[], None]) -> FastAPI:
         if request.method != "GET":
             wake()
         return response
+
+    @app.middleware("http")
+    async def refuse_what_came_too_late(request: Request, answer: Callable[[Request], Awaitable[Any]]) -> Any:
+        if _is_given_up(request.headers.get(GIVEN_UP_HEADER, "")):
+            logger.warning("%s %s: came too late and is left", request.method, request.url.path)
+            return JSONResponse({"error": "this request came too late; ask again"}, status_code=503)
+        return await answer(request)
 
     async def explain(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=_STATUS.get(type(error), 500))
@@ -159,6 +167,13 @@ def _add_job_routes(app: FastAPI, service: LocalService) -> None:
     @app.get("/jobs/{job_id}/logs")
     async def logs(job_id: str, cursor: str = "") -> JSONResponse:
         return _document(service.logs(job_id, cursor))
+
+
+def _is_given_up(until_unix_s: str) -> bool:
+    try:
+        return time.time() > float(until_unix_s)
+    except ValueError:
+        return False
 
 
 def _document(document: object) -> JSONResponse:

@@ -1,5 +1,6 @@
 """The worker runs a script as Python does, and tells a failure from a lost peer."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pollux_agent.errors import ScriptError
 from pollux_agent.protocol import Outcome, decode
 from pollux_agent.settings import WorkerSettings, environment
 from pollux_agent.torch.network import interface_towards
-from pollux_agent.torch.worker import lost_contact, main, run_script
+from pollux_agent.torch.worker import forgiving, lost_contact, main, run_script
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,13 @@ def test_an_error_with_a_name_that_is_no_utf_8_is_an_outcome_that_can_be_read(
     assert outcome.kind == "failed"
     assert outcome.error.startswith("FileNotFoundError: ")
     assert "caf" in outcome.traceback
+
+
+def test_a_print_to_a_launcher_that_is_gone_is_no_error_of_the_script() -> None:
+    """The launcher's end reaches the output a moment before the kernel ends the worker."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        os.close(reading)
+        output = forgiving(pipe)
+        print("step 1", file=output, flush=True)
+        print("step 2", file=output, flush=True)

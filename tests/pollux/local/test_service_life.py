@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_service import Service, awaited
+from local_service import Service, awaited, identity
 
 from pollux.cluster.local import LocalCluster
 from pollux.errors import ClusterUnavailable, ConfigError
 from pollux.local.serve import ServeOptions, serve
+from pollux_agent.protocol import JobSpec
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -113,6 +114,26 @@ def test_a_service_that_hangs_is_named_and_waited_for_no_longer_than_asked(servi
     finally:
         service.process.send_signal(signal.SIGCONT)
     assert service.cluster.observe().jobs == ()
+
+
+def test_a_service_that_was_hung_does_nothing_for_those_who_wait_no_longer(service: Service) -> None:
+    """Above all it gives no lease to a cycle that is gone: no other could schedule until that is over."""
+    assert service.process is not None
+    impatient = LocalCluster(service.cluster.socket, timeout=timedelta(seconds=1))
+    spec = JobSpec(name="late", script="count.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=1)
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterUnavailable), impatient.lease("gone", timedelta(seconds=300)):
+            pass
+        with pytest.raises(ClusterUnavailable):
+            impatient.submit("late", identity=identity("late"), spec=spec, run_id=None)
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+    log = service.state / "serve.log"
+    awaited(lambda: log.read_text().count("came too late"), lambda count: count == 2)
+    with service.cluster.lease("next", timedelta(seconds=60)):
+        pass
+    assert service.cluster.every_job().jobs == ()
 
 
 def test_who_watches_the_status_waits_for_a_service_that_is_away(service: Service, tmp_path: Path) -> None:

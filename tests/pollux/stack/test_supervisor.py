@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pollux.cli import app
 from pollux.errors import StackError
 from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
@@ -182,6 +184,19 @@ def test_services_that_end_because_the_disk_is_full_do_not_stop_the_others(tmp_p
     finally:
         control.down(tmp_path)
         toy.wait(WAIT_S)
+
+
+def test_a_stack_whose_disk_is_full_is_not_well(
+    tmp_path: Path, toy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await_record(tmp_path, is_ready)
+    command = ["stack", "status", "--state", str(tmp_path)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    status = CliRunner().invoke(app, command)
+    assert status.exit_code == 1
+    assert "the disk of the state folder is full" in status.output
 
 
 @pytest.mark.slow
