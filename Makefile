@@ -29,7 +29,7 @@ peers: .peers/.stamp  ## make .peers with AdaptDL, which benchmarks compare with
 	@.ci/peers "$(PYTHON)" .peers
 	@touch $@
 
-demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 12 minutes)
+demo: setup  ## three real trainings share a small cluster, scheduled by Airflow each minute (about 10 minutes)
 	@exec $(BIN)/pollux demo --state "$(STATE)/demo"
 
 demo-kube: setup  ## the demo on Kubernetes: KUBECONFIG names a cluster, or POLLUX_KUBE a folder with up.sh and node-up.sh
