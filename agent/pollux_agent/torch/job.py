@@ -329,8 +329,8 @@ class ElasticJob:
                 if position.closed and position.ended:
                     position.next_epoch()
                 yield position.epoch
-                position.closed = True
                 training.target = self._steps_of(wanted)
+                training.close()
                 if training.finished:
                     break
                 if position.ended:

@@ -66,7 +66,7 @@ class Training:
     def __init__(self, parts: Parts, *, resumed: bool) -> None:
         self._parts, self._history = parts, parts.trained.history
         self._resumed, self._began = resumed, False
-        self._within, self._busy = False, False
+        self._within, self._busy, self._stop_at_close = False, False, False
         self._timer = StepTimer()
         self._lr_factor = 1.0
         self.after_step: list[Callable[[], None]] = []
@@ -112,7 +112,8 @@ class Training:
     def end(self) -> bool:
         """Ends a micro-batch, and with the last one its step; False once there is nothing left to do.
 
-        Raises SystemExit at the boundary at which all ranks agreed to stop.
+        Raises SystemExit at the boundary at which all ranks agreed to stop. Behind the last step of a pass
+        it waits for :meth:`close`: what the script does there must find the variables of its loop.
         """
         step = self._parts.stepper.end()
         if self._parts.world.device.type == "cuda":
@@ -125,12 +126,21 @@ class Training:
         self._count(step)
         self._within = False
         if step.stop:
-            self.stop()
+            over = self.finished or self._parts.trained.sampler.ended
+            self._stop_at_close = over and not self._parts.saver.collective
+            if not self._stop_at_close:
+                self.stop()
         for call in self.after_step:
             call()
         self._boundary()
         self._timer.start()
         return not self.finished
+
+    def close(self) -> None:
+        """A pass is over, with all that the script does behind it; raises SystemExit if a stop waits."""
+        self._parts.trained.sampler.closed = True
+        if self._stop_at_close and not self.finished:
+            self.stop()
 
     def abandon(self) -> None:
         self._parts.stepper.abandon()
