@@ -86,22 +86,25 @@ def _alternatives(
     if answer.goodput and answer.speedup:  # the policy's own idea of a fair share
         fair = answer.goodput / answer.speedup
     now, then = _shape(snapshot, job.placement), _shape(snapshot, answer.placement)
-    found = []
+    worth = {}
     for option in np.flatnonzero(options.job == row):
         kind = options.hardware.types[int(options.kind[option])]
-        shape = (int(options.nodes[option]), int(options.gpus[option]), kind)
-        found.append(
-            Alternative(
-                nodes=shape[0],
-                gpus=shape[1],
-                gpu_type=kind,
-                goodput=float(options.goodput[option]),
-                speedup=float(options.goodput[option]) / fair,
-                now=shape == now,
-                decided=shape == then,
-            )
+        worth[int(options.nodes[option]), int(options.gpus[option]), kind] = float(options.goodput[option])
+    for shape, goodput in ((now, answer.goodput_now), (then, answer.goodput)):
+        if shape is not None and goodput:  # a policy may give others than the usual ones
+            worth.setdefault(shape, goodput)
+    return tuple(
+        Alternative(
+            nodes=shape[0],
+            gpus=shape[1],
+            gpu_type=shape[2],
+            goodput=goodput,
+            speedup=goodput / fair,
+            now=shape == now,
+            decided=shape == then,
         )
-    return tuple(found)
+        for shape, goodput in sorted(worth.items(), key=lambda item: (item[0][2], item[0][1], item[0][0]))
+    )
 
 
 def _shape(snapshot: Snapshot, placement: Placement) -> tuple[int, int, str] | None:

@@ -8,6 +8,7 @@ from snapshot_builder import make_job, make_snapshot, new_job
 from typer.testing import CliRunner
 
 from pollux.cli import app
+from pollux.policy import decide as solve
 from pollux.snapshot import PolicySettings, Snapshot
 from pollux_agent.protocol import encode
 
@@ -62,6 +63,24 @@ def test_speed_ups_are_against_the_fair_share_that_the_policy_means(tmp_path: Pa
             if each["decided"]:
                 assert math.isclose(each["goodput"], answer["goodput"], rel_tol=1e-6)  # type: ignore[arg-type]
                 assert math.isclose(each["speedup"], answer["speedup"], rel_tol=1e-6)  # type: ignore[arg-type]
+
+
+def test_what_the_job_has_and_what_it_gets_are_always_among_the_configurations(tmp_path: Path) -> None:
+    """The population search gives 3 GPUs as well, which is none of sia's configurations."""
+    for held in (1, 3):
+        jobs = [make_job(f"job-{index}", placement={f"n{index}": held}) for index in range(2)]
+        snapshot = make_snapshot(
+            [*jobs, make_job("job-2")], nodes={"n0": 4, "n1": 4}, policy=PolicySettings(name="pollux")
+        )
+        path = saved(tmp_path, snapshot)
+        decided = solve(snapshot)
+        for job in snapshot.jobs:
+            rows = explained(path, job.job_id)["alternatives"]
+            now = [each["gpus"] for each in rows if each["now"]]  # type: ignore[attr-defined]
+            then = [each["gpus"] for each in rows if each["decided"]]  # type: ignore[attr-defined]
+            assert now == ([held] if job.placement else [])
+            gets = sum(decided.jobs[job.job_id].placement.values())
+            assert then == ([gets] if gets else [])
 
 
 def test_a_job_of_which_nothing_is_known_is_said_to_be_so(tmp_path: Path) -> None:
