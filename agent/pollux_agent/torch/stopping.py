@@ -52,10 +52,13 @@ class StopSignal:
             self.overdue(now >= self._since_s + LATE_SHARE * self._grace_s)
 
     def _remind(self, since_s: float) -> None:
-        """Have the handler called again; threading's own timer must not be started within a handler."""
+        """Have the handler called again, unless SIGTERM is somebody else's by then.
+
+        threading's own timer must not be started within a handler.
+        """
         for share in (OVERDUE_SHARE, LATE_SHARE):
             time.sleep(max(0.0, since_s + share * self._grace_s - time.monotonic()) + 0.01)
-            if self._since_s is None:
+            if self._since_s is None or signal.getsignal(signal.SIGTERM) != self._handle:
                 return
             with suppress(OSError, RuntimeError):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
