@@ -131,7 +131,7 @@ def _job(rng: Generator, index: int, free: Mapping[str, dict[str, int]]) -> Job:
         restart_s=None if new else float(rng.uniform(15.0, 120.0)),
         max_gpus_seen=0 if new else seen,
         fits={
-            name: _params(beta / (speed * rng.lognormal(0.0, 0.2)), sync, initial)
+            name: drawn_params(beta / (speed * rng.lognormal(0.0, 0.2)), sync, initial)
             for name, *_, speed in _TYPES
         },
         noise_scale=None if new else float(initial * 10 ** rng.uniform(0.0, 2.5)),
@@ -141,7 +141,8 @@ def _job(rng: Generator, index: int, free: Mapping[str, dict[str, int]]) -> Job:
     )
 
 
-def _params(beta: float, sync: float, initial: int) -> ThroughputParams:
+def drawn_params(beta: float, sync: float, initial: int) -> ThroughputParams:
+    """Of a job that takes ``beta`` seconds a sample and ``sync`` to average over two GPUs of a node."""
     return ThroughputParams(
         alpha_grad=0.2 * beta * initial,
         beta_grad=beta,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.random import Generator
 from threadpoolctl import threadpool_limits
 
+from pollux.bench.scale import drawn_params
 from pollux.policy import decide
 from pollux.policy.problem import SPEEDUP_FLOOR, Ints, Problem, formulate
 from pollux.snapshot import Job, Node, PolicySettings, Snapshot
 from pollux_agent.bench.peers import ask_peer
-from pollux_agent.model.throughput import ThroughputParams
 
 NODES, WIDTH = 16, 4
 BARS = {"pollux": 0.2, "ours": 0.02}
@@ -215,17 +215,7 @@ def _job(rng: Generator, index: int, free: dict[str, int]) -> Job:
         restarts=int(rng.poisson(2.0)),
         restart_s=float(rng.uniform(15.0, 60.0)),
         max_gpus_seen=int(2 ** rng.integers(2, 6)),
-        fits={
-            "gpu": ThroughputParams(
-                alpha_grad=0.2 * beta * initial,
-                beta_grad=beta,
-                alpha_sync_local=sync,
-                beta_sync_local=0.02 * sync,
-                alpha_sync_node=3.0 * sync,
-                beta_sync_node=0.05 * sync,
-                gamma=2.0,
-            )
-        },
+        fits={"gpu": drawn_params(beta, sync, initial)},
         noise_scale=float(initial * 10 ** rng.uniform(0.0, 2.5)),
         target_progress=float(rng.lognormal(8.5, 1.0)),
         gpus_seen={"gpu": 4},

@@ -16,6 +16,7 @@ from pollux.cluster.base import (
     LogChunk,
     StopReason,
 )
+from pollux.cluster.driven import as_driven
 from pollux.errors import Conflict, Refused, UnknownJob
 from pollux.local.logs import read_logs
 from pollux.local.store import JobStore, Lease
@@ -342,17 +343,4 @@ def _reopened(
 
 
 def _status(status: JobStatus, state: DriverState, held: Placement, now_unix_s: float) -> JobStatus:
-    return replace(
-        status,
-        phase=state.phase,
-        incarnation=state.incarnation,
-        held=held,
-        acted_decision=state.acted_decision,
-        since_unix_s=state.since_unix_s,
-        message=state.message,
-        outcome=state.outcome,
-        final=state.final,
-        restarts=max(0, state.incarnation - 1),
-        max_gpus_seen=state.max_gpus_seen,
-        attained_gpu_s=state.attained(now_unix_s),
-    )
+    return replace(as_driven(status, state, held=held), attained_gpu_s=state.attained(now_unix_s))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -46,14 +47,20 @@ def steps_saved(run: DriverRun, incarnation: int) -> list[int]:
     return [event.step for event in run.events(incarnation) if event.event == "checkpoint"]
 
 
-def test_training_goes_on_says_so_once_and_saves_again_once_there_is_room(
-    run: DriverRun, disk: SmallDisk
-) -> None:
+def started_on_a_disk_that_fills_up(run: DriverRun, disk: SmallDisk) -> BaseProcess:
+    """A training that has saved, and has found no room since."""
     process = run.start(0, "--wait-at", "1", "--ballast", "250000", checkpoint_interval_s=0.2)
     run.wait_ready(process)
     awaited(lambda: steps_saved(run, 0), run)
     disk.fill(process.pid)
     awaited(lambda: unsaved(run.folder, 0), run)
+    return process
+
+
+def test_training_goes_on_says_so_once_and_saves_again_once_there_is_room(
+    run: DriverRun, disk: SmallDisk
+) -> None:
+    process = started_on_a_disk_that_fills_up(run, disk)
     said = unsaved(run.folder, 0)
     seen = len(run.samples_seen())
     awaited(lambda: len(run.samples_seen()) > seen + 40, run)
@@ -77,11 +84,7 @@ def test_training_goes_on_says_so_once_and_saves_again_once_there_is_room(
 def test_sigterm_on_a_full_disk_says_which_checkpoint_stands_and_the_next_start_goes_on_from_it(
     run: DriverRun, disk: SmallDisk
 ) -> None:
-    process = run.start(0, "--wait-at", "1", "--ballast", "250000", checkpoint_interval_s=0.2)
-    run.wait_ready(process)
-    awaited(lambda: steps_saved(run, 0), run)
-    disk.fill(process.pid)
-    awaited(lambda: unsaved(run.folder, 0), run)
+    process = started_on_a_disk_that_fills_up(run, disk)
     run.terminate(process)
     stopped = run.outcome(0)
     stands = CheckpointStore(run.folder.checkpoints).newest()

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobIdentity, JobStatus, StopReason
+from pollux.cluster.driven import as_driven
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.documents import annotations, is_terminal, labels
 from pollux_agent.driver.state import DriverState
@@ -41,17 +43,10 @@ def job_of(pod: Json, *, now_unix_s: float, held: Placement | None = None) -> Cl
         raise DocumentError(f"pod {pod['metadata']['name']}: {error!r} among its annotations") from None
     state = state_of(pod)
     stop = _STOPS.get(notes.get(doc.STOP, ""))
-    status = JobStatus(
-        phase=state.phase,
-        incarnation=state.incarnation,
-        held=state.placement if held is None else held,
-        acted_decision=state.acted_decision,
+    status = replace(
+        as_driven(JobStatus(), state, held=state.placement if held is None else held),
         since_unix_s=state.since_unix_s or submitted,
         message=state.message or _startup(pod),
-        outcome=state.outcome,
-        final=state.final,
-        restarts=max(0, state.incarnation - 1),
-        max_gpus_seen=state.max_gpus_seen,
         attained_gpu_s=state.attained(now_unix_s),
         stop=stop,
         try_number=try_number,

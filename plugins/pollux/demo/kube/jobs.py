@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pollux.cluster.base import FINAL_PHASES, ClusterJob
+from pollux.cluster.driven import as_driven
 from pollux.demo.site import JobLook
 from pollux.errors import UnknownJob
 from pollux_agent.driver.state import DriverState
@@ -44,17 +45,4 @@ class WatchedJobs:
             state = decode(DriverState, (self._jobs / job.job_id / "driver.json").read_bytes())
         except (OSError, DocumentError):
             return job
-        status = replace(
-            job.status,
-            phase=state.phase,
-            incarnation=state.incarnation,
-            held=state.placement,
-            acted_decision=state.acted_decision,
-            since_unix_s=state.since_unix_s,
-            message=state.message,
-            outcome=state.outcome,
-            final=state.final,
-            restarts=max(0, state.incarnation - 1),
-            max_gpus_seen=state.max_gpus_seen,
-        )
-        return replace(job, status=status)
+        return replace(job, status=as_driven(job.status, state, held=state.placement))
