@@ -1,8 +1,9 @@
-"""One rank of one timed training: ``python overhead_run.py MODE WORKLOAD LOCAL_BATCH STEPS``.
+"""One rank of a training that is timed in turns: ``python overhead_run.py MODE WORKLOAD LOCAL_BATCH``.
 
 MODE is ``plain`` (torch alone, with DistributedDataParallel where there are several ranks), ``agent``,
-``every`` (the agent, with the noise scale measured at every step) or ``adaptdl``. Rank 0 prints the seconds
-that STEPS steps took behind the warm-up. Run as a file, since a peer's environment lacks this package.
+``every`` (the agent, with the noise scale measured at every step) or ``adaptdl``. Behind the warm-up it says
+``ready``; it answers each line of its input, a number of steps, with the seconds that these took. Run as a
+file, since a peer's environment lacks this package.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -116,8 +118,19 @@ def adaptdl(model: nn.Module, optimizer: Optimizer, data: TensorDataset, local_b
     return wrapped, (batch for _ in adl.remaining_epochs_until(1_000_000) for batch in loader)
 
 
-def main(mode: str, name: str, local_batch: int, steps: int) -> None:
-    """Train, and print the seconds that the steps behind the warm-up took."""
+def train(model: nn.Module, optimizer: Optimizer, batches: Iterator[list[Tensor]], steps: int) -> float:
+    """Seconds that ``steps`` steps of an ordinary loop take."""
+    started_s = time.perf_counter()
+    for inputs, targets in islice(batches, steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return time.perf_counter() - started_s
+
+
+def main(mode: str, name: str, local_batch: int) -> None:
+    """Warm up, and train as many steps as each line of the input says until it ends."""
     torch.set_num_threads(1)
     model, optimizer, data = workload(name)
     if mode == "plain":
@@ -126,22 +139,12 @@ def main(mode: str, name: str, local_batch: int, steps: int) -> None:
         model, batches = adaptdl(model, optimizer, data, local_batch)
     else:
         model, batches = agent(model, optimizer, data, local_batch, every_step=mode == "every")
-    started_s = 0.0
-    for number, (inputs, targets) in enumerate(batches):
-        if number == WARM_UP_STEPS:
-            started_s = time.perf_counter()
-        if number == WARM_UP_STEPS + steps:
-            break
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    if os.environ["RANK"] == "0":
-        print(time.perf_counter() - started_s, flush=True)  # noqa: T201 - the answer
-    if distributed.is_initialized():
-        distributed.barrier()
+    train(model, optimizer, batches, WARM_UP_STEPS)
+    print("ready", flush=True)  # noqa: T201 - the answer
+    for line in sys.stdin:
+        print(train(model, optimizer, batches, int(line)), flush=True)  # noqa: T201 - the answer
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

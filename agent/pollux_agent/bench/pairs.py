@@ -1,4 +1,4 @@
-"""Alternating runs: ratios against a baseline on a machine whose speed drifts."""
+"""Repeated races: ratios against a baseline on a machine whose speed drifts."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ NOISE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """Median ratio of each variant to the baseline runs beside it, and that of the baseline to itself."""
+    """Median ratio of each variant to the baseline's two runs beside it, and of one of these to the other."""
 
     medians: Mapping[str, float]
     baseline: float
@@ -22,8 +22,8 @@ class Ratios:
         return abs(self.baseline - 1) > NOISE
 
 
-def alternate(
-    run: Callable[[str], float],
+def compare(
+    race: Callable[[Sequence[str]], Sequence[float]],
     baseline: str,
     variants: Sequence[str],
     *,
@@ -31,35 +31,32 @@ def alternate(
     most_pairs: int,
     told: Callable[[str], None],
 ) -> Ratios:
-    """Run baseline and variants in turn, ``pairs`` times, and on to ``most_pairs`` while it is too noisy.
+    """Race the variants between two runs of the baseline, ``pairs`` times, and on while it is too noisy.
 
-    ``run`` gives the seconds of one run. Each variant is held against the mean of the baseline runs right
-    before and behind it, in which a steady drift of the machine cancels; for the baseline against itself the
-    order turns round with every round.
+    ``race`` gives the seconds of each of the runs that it is told; it is told them in turned order every
+    other time.
     """
-    order = [baseline]
-    for variant in variants:
-        order += [variant, baseline]
-    seconds: dict[str, list[float]] = {variant: [] for variant in (baseline, *variants)}
-    baselines: list[float] = []
+    order = [baseline, *variants, baseline]
+    rounds: list[list[float]] = []
     for number in range(most_pairs):
-        turn = order if number % 2 == 0 else order[::-1]
-        took = [run(name) for name in turn]
-        if number % 2:
-            took.reverse()
-        for place, variant in enumerate(variants):
-            before_s, variant_s, after_s = took[2 * place : 2 * place + 3]
-            seconds[variant].append(2 * variant_s / (before_s + after_s))
-        seconds[baseline].append(took[2] / took[0])
-        baselines += took[::2]
-        ratios = Ratios(
-            medians={variant: statistics.median(seconds[variant]) for variant in variants},
-            baseline=statistics.median(seconds[baseline]),
-            num_pairs=number + 1,
-            baseline_s=statistics.median(baselines),
-        )
+        seconds = race(order) if number % 2 == 0 else race(order[::-1])[::-1]
+        rounds.append(list(seconds))
+        plain = [(first + last) / 2 for first, *_, last in rounds]
+        columns = list(zip(*rounds, strict=True))[1:-1]
+        of_variants = {
+            variant: [value / base for value, base in zip(column, plain, strict=True)]
+            for variant, column in zip(variants, columns, strict=True)
+        }
+        of_baseline = [last / first for first, *_, last in rounds]
         told(
-            f"pair {number + 1}: " + ", ".join(f"{name} {values[-1]:.3f}" for name, values in seconds.items())
+            f"pair {number + 1}: {baseline} {of_baseline[-1]:.3f}, "
+            + ", ".join(f"{name} {values[-1]:.3f}" for name, values in of_variants.items())
+        )
+        ratios = Ratios(
+            medians={name: statistics.median(values) for name, values in of_variants.items()},
+            baseline=statistics.median(of_baseline),
+            num_pairs=number + 1,
+            baseline_s=statistics.median(plain),
         )
         if number + 1 >= pairs and not ratios.too_noisy:
             break
