@@ -164,11 +164,10 @@ class GradientSync:
             return self._result
         if not self._step_samples:
             raise LoopError("a step was finished that never began; take batches from the elastic loader")
-        with torch.no_grad():
-            if self._reduces and self._phase != _FINISHED:
-                self._backward_done()
-            self._phase = _QUIET
-            skip, stop = self._agree()
+        if self._reduces and self._phase != _FINISHED:
+            self._backward_done()
+        self._phase = _QUIET
+        skip, stop = self._agree()
         noise = self.noise
         self._result = StepResult(
             skip=skip,

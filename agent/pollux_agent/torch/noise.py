@@ -51,8 +51,10 @@ class NoiseSample:
 
 
 class NoiseScale:
-    """Smoothed PGNS.
+    """Smoothed PGNS, each figure None while unknown.
 
+    ``noise_scale`` is phi in samples, finite and >= 0; ``grad_sqr`` is |G|^2, the squared norm of the true
+    pre-conditioned gradient; ``grad_var`` is tr(S), the variance of one sample's pre-conditioned gradient.
     ``smoothing`` is theta, the weight that an estimate keeps when the next one arrives: 0.98 averages over
     the last 50 or so.
     """
@@ -63,6 +65,9 @@ class NoiseScale:
         self._sqr = 0.0
         self._var = 0.0
         self._samples = 0.0
+        self.noise_scale: float | None = None
+        self.grad_sqr: float | None = None
+        self.grad_var: float | None = None
 
     def update(self, sample: NoiseSample) -> bool:
         """Take in one step's figures; False where they hold no estimate (n < 2, or not finite)."""
@@ -76,34 +81,24 @@ class NoiseScale:
         self._sqr = keep * self._sqr + (1 - keep) * sqr
         self._var = keep * self._var + (1 - keep) * var
         self._samples = keep * self._samples + (1 - keep) * sample.num_samples
+        self._settle()
         return True
 
-    @property
-    def grad_sqr(self) -> float | None:
-        """|G|^2, the squared norm of the true pre-conditioned gradient; None while unknown."""
-        return max(self._sqr / self._correction, 0.0) if self.count else None
-
-    @property
-    def grad_var(self) -> float | None:
-        """tr(S), the variance of one sample's pre-conditioned gradient; None while unknown."""
-        return max(self._var / self._correction, 0.0) if self.count else None
-
-    @property
-    def noise_scale(self) -> float | None:
-        """phi in samples, finite and >= 0; None while unknown.
+    def _settle(self) -> None:
+        """Divide by the averages' weight, and bound phi.
 
         W samples in the averaging window, with noise spread over D directions, cannot tell |G|^2 from 0
         below tr(S) / (W sqrt(D)), so phi is at most W sqrt(D), D = 100.
         """
-        sqr, var = self.grad_sqr, self.grad_var
-        if sqr is None or var is None or (sqr == 0 and var == 0):
-            return None
-        bound = SPREAD * self._samples / (1 - self._smoothing)
-        return var / sqr if sqr * bound > var else bound
-
-    @property
-    def _correction(self) -> float:
-        return float(1.0 - self._smoothing**self.count)
+        self.noise_scale = self.grad_sqr = self.grad_var = None
+        if not self.count:
+            return
+        weight = 1.0 - self._smoothing**self.count
+        sqr, var = max(self._sqr / weight, 0.0), max(self._var / weight, 0.0)
+        self.grad_sqr, self.grad_var = sqr, var
+        if sqr or var:
+            bound = SPREAD * self._samples / (1 - self._smoothing)
+            self.noise_scale = var / sqr if sqr * bound > var else bound
 
     def state_dict(self) -> dict[str, float]:
         """Plain numbers, for a checkpoint."""
@@ -114,3 +109,4 @@ class NoiseScale:
         self.count = int(state["count"])
         self._sqr, self._var = float(state["sqr"]), float(state["var"])
         self._samples = float(state["samples"])
+        self._settle()

@@ -32,7 +32,9 @@ class Profile:
 
     def record(self, key: Key, *, accum_s: list[float], optim_s: float) -> None:
         """Add one step: its micro-batches without synchronisation, and the one with it."""
-        times = self._times.setdefault(key, _Times())
+        times = self._times.get(key)
+        if times is None:
+            times = self._times[key] = _Times()
         times.accum_s.extend(accum_s)
         times.optim_s.append(optim_s)
         times.count += 1

@@ -242,7 +242,10 @@ class Training:
 
     @property
     def _profile(self) -> Profile:
-        return self._parts.trained.profiles.setdefault(self._parts.gpu_type, Profile())
+        profiles, gpu_type = self._parts.trained.profiles, self._parts.gpu_type
+        if gpu_type not in profiles:
+            profiles[gpu_type] = Profile()
+        return profiles[gpu_type]
 
     def _first_step(self) -> None:
         """The first step of this incarnation: what the start cost."""

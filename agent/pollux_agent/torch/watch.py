@@ -10,6 +10,7 @@ import math
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pollux_agent.torch.history import History
 
@@ -20,6 +21,8 @@ POINTS = 8
 _KEPT = 256
 _REACH = 1.25
 """A raise is judged once progress is this much above where it was made."""
+_LOOKS_BACK = 1.5
+"""The curve is that of the figures since progress was lower by this factor, where there are enough."""
 _SHARE = 0.5
 """Less than this share of the predicted fall is behind, if the noise does not explain it."""
 _ERRORS = 3.0
@@ -28,9 +31,9 @@ _ERRORS = 3.0
 class ProgressWatch:
     """Watches one figure that falls in training, such as the loss of a step.
 
-    The figures before a raise of the batch give the curve, figure = a - b log(progress), that those after it
-    must follow. Until a raise is judged there is no further one; one that fell behind is taken back, and no
-    batch above the last one that kept up is used any more. What was judged is in ``history``.
+    The latest figures before a raise of the batch give the curve, figure = a - b log(progress), that those
+    after it must follow. Until a raise is judged there is no further one; one that fell behind is taken back,
+    and no batch above the last one that kept up is used any more. What was judged is in ``history``.
     """
 
     def __init__(self, name: str, history: History) -> None:
@@ -80,13 +83,11 @@ class ProgressWatch:
             self._judge(batch_size, began)
 
     def _judge(self, batch_size: int, began: float) -> None:
-        curve = np.array(self._before)
-        slope, offset = np.polyfit(np.log(curve[:, 0]), curve[:, 1], 1)
-        spread = float(np.std(curve[:, 1] - offset - slope * np.log(curve[:, 0]), ddof=2))
+        curve = _Curve(self._recent(began))
         latest = np.array(self._after[-max(POINTS, len(self._after) // 2) :])
-        predicted = float(np.mean(offset + slope * np.log(latest[:, 0])))
-        start, found = float(offset + slope * math.log(began)), float(np.mean(latest[:, 1]))
-        error = spread * math.sqrt(1.0 / len(latest) + 2.0 / len(curve))
+        places = np.log(latest[:, 0])
+        predicted, found = curve.at(float(np.mean(places))), float(np.mean(latest[:, 1]))
+        start, error = curve.at(math.log(began)), curve.error(places)
         if start - found < _SHARE * (start - predicted) and found - predicted > _ERRORS * error:
             self._take_back(
                 f"since batches were raised to {batch_size} at progress {began:.0f}, {self.name} went from "
@@ -97,6 +98,11 @@ class ProgressWatch:
         self._before.extend(self._after)
         self._trial, self._after = None, []
 
+    def _recent(self, began: float) -> list[tuple[float, float]]:
+        """The latest figures before the raise: a loss flattens as it falls, so earlier ones mislead."""
+        recent = [point for point in self._before if point[0] >= began / _LOOKS_BACK]
+        return recent if len(recent) >= POINTS else list(self._before)
+
     def _take_back(self, why: str) -> None:
         self._history.held_batch_size = self._history.trusted_batch_size
         self._trial, self._after = None, []
@@ -105,3 +111,26 @@ class ProgressWatch:
             why,
             self._history.held_batch_size,
         )
+
+
+class _Curve:
+    """The least-squares line through (progress, figure) points, over the logarithm of progress."""
+
+    def __init__(self, points: list[tuple[float, float]]) -> None:
+        progress, figures = np.array(points).T
+        places = np.log(progress)
+        self._centre, self._width = float(np.mean(places)), float(np.sum((places - np.mean(places)) ** 2))
+        self._count, self._level = len(points), float(np.mean(figures))
+        self._slope = float(np.sum((places - self._centre) * figures)) / self._width if self._width else 0.0
+        misses = figures - self._level - self._slope * (places - self._centre)
+        self._variance = float(np.sum(misses**2)) / max(1, self._count - 2)
+
+    def at(self, place: float) -> float:
+        """The figure at a logarithm of progress."""
+        return self._level + self._slope * (place - self._centre)
+
+    def error(self, places: NDArray[np.float64]) -> float:
+        """Standard error of the mean figure at ``places`` less the line's: noise of both."""
+        away = float(np.mean(places)) - self._centre
+        own = 1.0 / self._count + (away**2 / self._width if self._width else 0.0)
+        return math.sqrt(self._variance * (1.0 / len(places) + own))

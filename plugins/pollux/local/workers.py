@@ -34,8 +34,16 @@ _PASSED_ON = (
     "TMPDIR",
     "PYTHONPATH",
     "LD_LIBRARY_PATH",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
 )
 _MARKS = ("POLLUX_JOB_DIR", "POLLUX_INCARNATION", "POLLUX_NODE")
+_TRACKING_PREFIX = "MLFLOW_TRACKING_"
+"""Credentials and TLS settings of the tracking server; for those jobs alone that have a run there."""
 _PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TORCH_")
 
 
@@ -189,10 +197,11 @@ class LocalWorkers:
 
     def _environment(self, settings: WorkerSettings) -> dict[str, str]:
         """Some of this service's variables, the job's, and the agent's; nothing else reaches a job."""
+        tracked = (_TRACKING_PREFIX,) if settings.mlflow_run_id else ()
         passed_on = {
             name: value
             for name, value in os.environ.items()
-            if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+            if name in _PASSED_ON or name.startswith((*_PASSED_ON_PREFIXES, *tracked))
         }
         devices = self._local_node(settings.node).devices
         visible = ",".join(str(devices[slot]) for slot in settings.slots) if devices else ""

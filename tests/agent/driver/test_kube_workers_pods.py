@@ -68,6 +68,24 @@ def test_users_texts_are_not_expanded() -> None:
     assert {"name": "TEXT", "value": "$$(HOME) $x"} in raw
 
 
+def test_credentials_of_the_users_pod_reach_the_worker() -> None:
+    """Of MLflow's variables the address and the run alone are ours."""
+    secret = {"secretKeyRef": {"name": "mlflow", "key": "password"}}
+    given = [
+        {"name": "MLFLOW_TRACKING_URI", "value": "http://other"},
+        {"name": "MLFLOW_TRACKING_PASSWORD", "valueFrom": secret},
+        {"name": "MLFLOW_TRACKING_SERVER_CERT_PATH", "value": "/tls/ca.pem"},
+    ]
+    base = {"name": "base", "env": given, "envFrom": [{"secretRef": {"name": "more"}}]}
+    (container,) = worker_pod(gang({"spec": {"containers": [base]}}), 0, "")["spec"]["containers"]
+    assert [item for item in container["env"] if item["name"].startswith("MLFLOW_")] == [
+        *given[1:],
+        {"name": "MLFLOW_TRACKING_URI", "value": "http://m"},
+        {"name": "MLFLOW_RUN_ID", "value": "run"},
+    ]
+    assert container["envFrom"] == [{"secretRef": {"name": "more"}}]
+
+
 def test_a_worker_is_owned_labelled_and_bound_by_affinity_alone() -> None:
     pod = worker_pod(gang({"spec": {"nodeName": "c", "containers": [{"name": "base"}]}}), 0, "")
     meta, spec = pod["metadata"], pod["spec"]

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,10 +27,25 @@ LIMITS = BatchLimits(initial_batch_size=32, max_batch_size=1024, max_local_batch
 AT_M0 = BatchPlan(batch_size=32, micro_batches=1)
 
 
+def straight(progress: float) -> float:
+    """A loss that falls as the logarithm of progress grows."""
+    return 3 - 0.4 * math.log(progress)
+
+
+def flattening(progress: float) -> float:
+    """A loss that falls fast and then hardly at all, as one of a small data set does."""
+    return 0.05 + 2.3 * math.exp(-progress / 60)
+
+
 def train(
-    breaks_at: int, *, rounds: int = 120, seed: int = 0, noise: float = 0.05
+    breaks_at: int,
+    *,
+    rounds: int = 120,
+    seed: int = 0,
+    noise: float = 0.05,
+    curve: Callable[[float], float] = straight,
 ) -> tuple[History, list[int]]:
-    """Steps of a job whose loss follows 3 - 0.4 log(progress), but stands still above ``breaks_at``."""
+    """Steps of a job whose loss follows ``curve``, but stands still above ``breaks_at``."""
     rng = np.random.default_rng(seed)
     history = History()
     tuner = Tuner(
@@ -47,7 +63,7 @@ def train(
             history.progress += plan.batch_size / 32
             real += plan.batch_size / 32 if plan.batch_size <= breaks_at else 0.0
             history.max_batch_size_seen = max(history.max_batch_size_seen, plan.batch_size)
-            tuner.observe({"loss": 3 - 0.4 * math.log(real) + rng.normal(0, noise), "other": 1.0})
+            tuner.observe({"loss": curve(real) + rng.normal(0, noise), "other": 1.0})
         plan = tuner.choose(100_000.0, plan, largest_batch_size=history.max_batch_size_seen)
         sizes.append(plan.batch_size)
     return history, sizes
@@ -56,6 +72,13 @@ def train(
 @pytest.mark.parametrize("seed", range(5))
 def test_a_rule_that_carries_lets_the_batch_grow_to_what_is_best(seed: int) -> None:
     history, sizes = train(breaks_at=2048, seed=seed)
+    assert sizes[-1] > 512
+    assert history.held_batch_size == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_has_fallen_already_is_no_sign_of_a_rule_that_breaks(seed: int) -> None:
+    history, sizes = train(breaks_at=2048, seed=seed, curve=flattening)
     assert sizes[-1] > 512
     assert history.held_batch_size == 0
 

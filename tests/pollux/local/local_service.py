@@ -124,7 +124,13 @@ class Service:
         return name
 
     def submit(
-        self, job_id: str, script: str, *arguments: str, max_gpus: int = 4, fresh: bool = False
+        self,
+        job_id: str,
+        script: str,
+        *arguments: str,
+        max_gpus: int = 4,
+        fresh: bool = False,
+        run_id: str | None = None,
     ) -> ClusterJob:
         spec = JobSpec(
             name=job_id,
@@ -134,7 +140,7 @@ class Service:
             max_local_batch_size=8,
             max_gpus=max_gpus,
         )
-        return self.cluster.submit(job_id, identity=identity(job_id), spec=spec, run_id=None, fresh=fresh)
+        return self.cluster.submit(job_id, identity=identity(job_id), spec=spec, run_id=run_id, fresh=fresh)
 
     def give(self, job_id: str, placement: dict[str, int]) -> None:
         self.cluster.patch_allocation(

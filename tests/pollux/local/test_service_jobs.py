@@ -274,12 +274,21 @@ def test_a_slot_gets_its_share_of_a_busy_machine_and_no_more(make_service: Calla
 def test_a_job_sees_only_the_environment_that_is_meant_for_it(
     make_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The tracking server's credentials and TLS settings are meant for a job that has a run there."""
     monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "secret")
+    monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", "/ca.pem")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/ca.pem")
     service = make_service()
-    service.submit("job", service.script("env.py", "import os\n\nprint(sorted(os.environ))\n"))
-    service.give("job", {"node-0": 1})
-    service.until("job", "failed")
-    printed = " ".join(service.cluster.logs("job").lines)
-    assert "AIRFLOW" not in printed
-    assert "POLLUX_JOB_ID" in printed
+    script = service.script("env.py", "import os\n\nprint(sorted(os.environ))\n")
+    for job_id, run_id in (("job", None), ("tracked", "run")):
+        service.submit(job_id, script, run_id=run_id)
+        service.give(job_id, {"node-0": 1})
+    for job_id in ("job", "tracked"):
+        service.until(job_id, "failed")
+        printed = " ".join(service.cluster.logs(job_id).lines)
+        assert "AIRFLOW" not in printed
+        assert "POLLUX_JOB_ID" in printed and "REQUESTS_CA_BUNDLE" in printed
+        for name in ("MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_TOKEN"):
+            assert (name in printed) == (job_id == "tracked")
     assert os.environ["AIRFLOW__CORE__FERNET_KEY"] == "secret"
