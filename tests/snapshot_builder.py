@@ -42,7 +42,7 @@ def new_job(job_id: str, **change: Any) -> Job:
 
 
 def make_snapshot(jobs: list[Job], *, nodes: Mapping[str, int] | None = None, **change: Any) -> Snapshot:
-    """Two nodes of two GPUs unless given otherwise."""
+    """Two nodes of two GPUs and the policy pollux unless given otherwise."""
     sizes = {"node-0": 2, "node-1": 2} if nodes is None else nodes
     plain: dict[str, Any] = {
         "decision": 7,
@@ -50,6 +50,7 @@ def make_snapshot(jobs: list[Job], *, nodes: Mapping[str, int] | None = None, **
         "interval_s": 60.0,
         "nodes": tuple(Node(name=name, gpus=gpus) for name, gpus in sizes.items()),
         "jobs": tuple(jobs),
+        "policy": PolicySettings(name="pollux"),
     }
     return Snapshot(**(plain | change))
 
@@ -116,6 +117,7 @@ def snapshots(draw: st.DrawFn, max_nodes: int = 5, max_jobs: int = 6) -> Snapsho
         now_unix_s=1e9,
         interval_s=60.0,
         policy=PolicySettings(
+            name="pollux",
             fairness_p=draw(st.sampled_from([-20.0, -1.0, 0.0, 0.5, 1.0, 5.0])),
             population=20,
             generations=10,

@@ -37,7 +37,7 @@ class Settings:
     deployment: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "airflow"
     cluster: Literal["local", "kubernetes"] = "local"
     interval_s: Annotated[float, Field(gt=0, le=MAX_INTERVAL_S)] = 60.0
-    policy: str = "pollux"
+    policy: str = "ours"
     fairness_p: float | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     free_wait_s: Annotated[float, Field(ge=0, le=MAX_INTERVAL_S)] = 20.0

@@ -128,7 +128,7 @@ class PolicySettings:
     at most one job that spans nodes (Pollux section 4.2.1).
     """
 
-    name: str = "pollux"
+    name: str = "ours"
     fairness_p: float | None = None
     no_allocation_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.1
     restart_discount: bool = True

@@ -135,7 +135,7 @@ def make_snapshot(jobs: int, *, fairness_p: float = -1.0, seed: int) -> Snapshot
         decision=1,
         now_unix_s=1e9,
         interval_s=60.0,
-        policy=PolicySettings(fairness_p=fairness_p, seed=seed),
+        policy=PolicySettings(name="pollux", fairness_p=fairness_p, seed=seed),
         nodes=nodes,
         jobs=tuple(_job(rng, index, free) for index in range(jobs)),
     )

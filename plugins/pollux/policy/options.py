@@ -265,8 +265,9 @@ def _capacity(
 
     Powers of two fit into virtual nodes of sizes that are powers of two if, for each size, those of at
     least that size take no more GPUs than virtual nodes of at least that size have. Only sizes above the
-    smallest virtual node need a row of their own. Jobs that span nodes, and where ``padded`` those that take
-    one whole whose GPUs are no power of two, take no more nodes of a width than there are.
+    smallest virtual node need a row of their own. What a job leaves of the last node that it spans serves
+    jobs within a node. Jobs that span nodes, and where ``padded`` those that take one whole whose GPUs are no
+    power of two, take no more nodes of a width than there are.
     """
     options, rows, amounts, limits = [], [], [], []
     for index in range(len(hardware.types)):
@@ -279,13 +280,15 @@ def _capacity(
             size = np.where(np.isin(gpus[mine], free), gpus[mine], size)
         size = np.where(width[mine] > 0, width[mine], size)
         times = np.where(width[mine] > 0, nodes[mine], 1)
-        smallest = int(np.min(free[free > 0] & -free[free > 0], initial=2**40))
+        left = np.where(width[mine] > 0, width[mine] * nodes[mine] - gpus[mine], 0)
+        parts = np.concatenate([free[free > 0], left[left > 0]])
+        smallest = int(np.min(parts & -parts, initial=2**40))
         largest = int(free.max(initial=0))
         for power in range(largest.bit_length()):
             level = 2**power
             if power and level <= smallest:
                 continue
-            amount = times * (size - size % level)
+            amount = times * (size - size % level) - (left - left % level)
             limits.append(int((free - free % level).sum()))
             options.append(mine[amount > 0])
             amounts.append(amount[amount > 0])

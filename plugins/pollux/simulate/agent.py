@@ -19,10 +19,16 @@ def _fit(profile: tuple[Observation, ...], prior: ThroughputParams | None) -> Th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What an earlier run of the same model hands on: fits by type, and the noise scale at its beginning."""
+    """What an earlier run of the same model hands on: fits by type, and the noise scale at its beginning.
+
+    ``max_gpus``, and by type ``gpus_seen``, are the counts up to which the fits were measured. A job that
+    knew the fits alone would see that no single doubling pays and stay small, where one without any grows.
+    """
 
     fits: Mapping[str, ThroughputParams] = field(default_factory=dict)
     noise_scale: float | None = None
+    max_gpus: int = 0
+    gpus_seen: Mapping[str, int] = field(default_factory=dict)
 
 
 class SimulatedAgent:
@@ -30,8 +36,8 @@ class SimulatedAgent:
 
     def __init__(self, limits: Mapping[str, BatchLimits], earlier: Knowledge) -> None:
         self.noise_scale = earlier.noise_scale
-        self.max_gpus = 0
-        self.gpus_seen: dict[str, int] = {}
+        self.max_gpus = earlier.max_gpus
+        self.gpus_seen = dict(earlier.gpus_seen)
         self._limits = limits
         self._earlier = earlier
         self._first_noise: float | None = None
@@ -86,7 +92,12 @@ class SimulatedAgent:
     @property
     def knowledge(self) -> Knowledge:
         """What a later run of the same model can start from."""
-        return Knowledge(fits=dict(self.fits), noise_scale=self._first_noise)
+        return Knowledge(
+            fits=dict(self.fits),
+            noise_scale=self._first_noise,
+            max_gpus=self.max_gpus,
+            gpus_seen=dict(self.gpus_seen),
+        )
 
     def tune(self, gpu_type: str, nodes: int, gpus: int) -> tuple[int, int]:
         """(m, s) of the highest predicted goodput; the split of M0 before the first measurement."""

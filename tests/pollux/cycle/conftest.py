@@ -14,7 +14,7 @@ __all__ = ["make_world", "mlflow_uri", "new_experiment", "run_id", "world"]
 
 @pytest.fixture
 def make_world(mlflow_uri: str, new_experiment: Callable[[str], str], tmp_path: Path) -> Callable[..., World]:
-    def make(*, lag: int = 0, policy: str = "pollux", tracking_uri: str = mlflow_uri) -> World:
+    def make(*, lag: int = 0, policy: str = "ours", tracking_uri: str = mlflow_uri) -> World:
         settings = Settings(
             state=tmp_path / "state",
             policy=policy,

@@ -99,7 +99,7 @@ def test_a_job_lasts_as_planned_but_never_trains_less_than_its_target_needs() ->
     slow = dict.fromkeys(scripts, Timing(progress_per_s=0.1, epoch_progress=45.0, start_s=8.0))
     for job in plan.jobs:
         size = size_jobs(plan, fast)[job.name]
-        assert size.alone_s == pytest.approx(plan.seconds_alone, abs=2.0)
+        assert size.alone_s == pytest.approx(job.length * plan.seconds_alone, abs=2.0)
         assert 180 <= size.alone_s <= 300
         assert size.target_progress == size.epochs * 45.0
         assert size_jobs(plan, slow)[job.name].epochs == job.min_epochs

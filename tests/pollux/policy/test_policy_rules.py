@@ -59,7 +59,7 @@ def garbage_states() -> st.SearchStrategy[Any]:
 @settings(deadline=None, max_examples=40)
 def test_a_state_that_makes_no_sense_does_no_harm(state: dict[str, Any]) -> None:
     jobs = [new_job("a"), make_job("b", placement={"n0": 1}), make_job("c")]
-    settings_ = PolicySettings(population=10, generations=3)
+    settings_ = PolicySettings(name="pollux", population=10, generations=3)
     snapshot = make_snapshot(jobs, nodes={"n0": 4, "n1": 4, "n2": 4}, policy=settings_, state=state)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "_EXHAUSTIVE", 0)
@@ -90,7 +90,7 @@ def test_the_state_is_bounded_however_large_the_cluster() -> None:
     snapshot = make_snapshot(
         jobs,
         nodes={f"node-{index}": 8 for index in range(16)},
-        policy=PolicySettings(population=40, generations=2),
+        policy=PolicySettings(name="pollux", population=40, generations=2),
     )
     decision = decide(snapshot)
     assert decision.state

@@ -98,7 +98,7 @@ def random_snapshot(seed: int, *, num_jobs: int, p: float) -> Snapshot:
                 max_gpus_seen=2,
             )
         )
-    return make_snapshot(jobs, policy=PolicySettings(fairness_p=p, seed=seed))
+    return make_snapshot(jobs, policy=PolicySettings(name="pollux", fairness_p=p, seed=seed))
 
 
 @pytest.mark.parametrize("exhaustive", [True, False], ids=["all matrices", "search"])
@@ -179,7 +179,7 @@ def test_two_equal_jobs_on_three_gpus_settle(exhaustive: bool, monkeypatch: pyte
     snapshot = make_snapshot(
         [new_job("a", max_gpus=3), new_job("b", max_gpus=3)],
         nodes={"node-0": 3},
-        policy=PolicySettings(population=20, generations=20),
+        policy=PolicySettings(name="pollux", population=20, generations=20),
     )
     history = []
     for cycle in range(60):
@@ -205,7 +205,7 @@ def test_a_job_with_the_same_counts_keeps_its_nodes(
         make_job(f"job-{index}", max_gpus=2, placement={f"node-{3 - index}": 2}, restarts=0)
         for index in range(4)
     ]
-    decision = decide(make_snapshot(jobs, nodes=nodes, policy=PolicySettings(generations=20)))
+    decision = decide(make_snapshot(jobs, nodes=nodes, policy=PolicySettings(name="pollux", generations=20)))
     for job in jobs:
         assert decision.jobs[job.job_id].placement == job.placement
         assert decision.jobs[job.job_id].reason.startswith("keeps 2 GPUs")
@@ -239,7 +239,9 @@ def test_a_job_whose_node_is_gone_gets_other_gpus() -> None:
 
 def test_a_job_with_a_large_batch_limit_is_worth_more_gpus_once_its_gradients_are_noisy() -> None:
     quiet, noisy = make_job("quiet", noise_scale=1.0), make_job("noisy", noise_scale=1e5)
-    counts = gpus_of(decide(make_snapshot([quiet, noisy], policy=PolicySettings(fairness_p=1.0))))
+    counts = gpus_of(
+        decide(make_snapshot([quiet, noisy], policy=PolicySettings(name="pollux", fairness_p=1.0)))
+    )
     assert counts["noisy"] > counts["quiet"]
 
 
@@ -253,7 +255,7 @@ def test_reasons_carry_remarks_and_numbers() -> None:
 
 def test_the_last_population_is_remembered_across_jobs_and_nodes_that_come_and_go() -> None:
     nodes = {f"node-{index}": 4 for index in range(6)}
-    settings = PolicySettings(population=30, generations=5)
+    settings = PolicySettings(name="pollux", population=30, generations=5)
     jobs = [make_job(f"job-{index}") for index in range(8)]
     first = decide(make_snapshot(jobs, nodes=nodes, policy=settings))
     remembered = first.state["population"]
@@ -276,8 +278,8 @@ def test_a_good_remembered_population_is_not_lost() -> None:
     """With no generation to search in, the answer is at least as good as what was remembered."""
     nodes = {f"node-{index}": 4 for index in range(4)}
     jobs = [make_job(f"job-{index}", noise_scale=10.0 ** (index % 4 + 1)) for index in range(7)]
-    long = decide(make_snapshot(jobs, nodes=nodes, policy=PolicySettings(generations=60)))
-    short = PolicySettings(generations=1)
+    long = decide(make_snapshot(jobs, nodes=nodes, policy=PolicySettings(name="pollux", generations=60)))
+    short = PolicySettings(name="pollux", generations=1)
     again = decide(make_snapshot(jobs, nodes=nodes, policy=short, state=long.state))
     assert again.objective >= long.objective * (1 - 1e-9)
 

@@ -153,6 +153,12 @@ def test_earlier_fits_are_handed_on_to_later_jobs_of_the_model(monkeypatch: pyte
     start = next(snapshot for snapshot in seen if snapshot.now_unix_s > 4000.0)
     fitted = {job.model: bool(job.fits) for job in start.jobs if not job.placement}
     assert fitted == {"deepspeech2": True, "bert": False}
+    known = {job.model: job for job in start.jobs if not job.placement}
+    first = max(
+        job.max_gpus_seen for snapshot in seen if snapshot.now_unix_s < 4000.0 for job in snapshot.jobs
+    )
+    assert (known["deepspeech2"].max_gpus_seen, known["bert"].max_gpus_seen) == (first, 0)
+    assert known["deepspeech2"].gpus_seen == {"gpu": first}
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
