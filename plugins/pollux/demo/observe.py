@@ -92,7 +92,7 @@ class Observer:
             incarnation=found.status.incarnation,
             step=last.step if last else 0,
             progress=last.progress if last else 0.0,
-            batch_size=last.batch_size if last else 0,
+            batch_size=batch_size(events),
             goodput=measured_goodput(events, initial_batch_size=job.initial_batch_size),
             message=found.status.message,
         )
@@ -124,6 +124,12 @@ def last_events(path: Path) -> list[Event]:
         except DocumentError:
             continue
     return events
+
+
+def batch_size(events: Sequence[Event]) -> int:
+    """The batch size of the newest steps; 0 without any. The last step of a pass may be shorter."""
+    steps = [event for event in events if event.event == "step"]
+    return max((event.batch_size for event in steps[-2:]), default=0)
 
 
 def measured_goodput(events: Sequence[Event], *, initial_batch_size: int) -> float | None:

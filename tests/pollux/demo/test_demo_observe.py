@@ -1,10 +1,11 @@
 """What the live view reads from files that are being written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pollux.demo.observe import last_events, measured_goodput, newest_events
+from pollux.demo.observe import batch_size, last_events, measured_goodput, newest_events
 from pollux_agent.protocol import Event, JobFolder
 from pollux_agent.records import append_line
 
@@ -48,3 +49,9 @@ def test_goodput_is_progress_of_the_last_seconds_in_samples() -> None:
 @pytest.mark.parametrize("events", [[], [event(1.0)], [event(1.0, "start"), event(2.0)]])
 def test_one_step_tells_no_goodput(events: list[Event]) -> None:
     assert measured_goodput(events, initial_batch_size=32) is None
+
+
+def test_the_short_last_step_of_a_pass_is_not_taken_for_the_batch_size() -> None:
+    steps = [event(1.0), event(2.0), replace(event(3.0), batch_size=7)]
+    assert batch_size([*steps, event(4.0, "checkpoint")]) == 64
+    assert batch_size([]) == 0
