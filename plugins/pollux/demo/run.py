@@ -219,12 +219,7 @@ def _title(plan: DemoPlan, capacity: int) -> str:
 
 def _print_end(summary: DemoSummary, ended: _Ended, outputs: Outputs, console: Console) -> None:
     stack = ended.stack
-    urls = {
-        job.name: f"{stack.mlflow_url}/#/runs/{job.mlflow_run_id}"
-        for job in summary.jobs
-        if job.mlflow_run_id
-    }
-    console.print(summary_table(summary, mlflow_urls=urls))
+    console.print(summary_table(summary))
     console.print(
         f"{ended.total_s / 60:.1f} minutes, {summary.decisions} decisions, "
         f"{summary.peak_memory_bytes / 1e9:.2f} GB of memory at the peak",
@@ -234,11 +229,15 @@ def _print_end(summary: DemoSummary, ended: _Ended, outputs: Outputs, console: C
         console.print(f"warning: {warning}", style="yellow")
     console.print(f"summary: {outputs.summary}\npicture: {outputs.picture}", highlight=False)
     console.print(
-        f"to open the MLflow links: .venv/bin/pollux stack up --state {stack.plan.state} "
-        f"--mlflow-port {stack.mlflow_port}",
+        f"to look at the runs in MLflow: .venv/bin/pollux stack up --state {stack.plan.state} "
+        f"--mlflow-port {stack.mlflow_port}, then",
         highlight=False,
         soft_wrap=True,
     )
+    for job in summary.jobs:
+        if job.mlflow_run_id:
+            link = f"{stack.mlflow_url}/#/runs/{job.mlflow_run_id}"
+            console.print(f"  {job.name}: {link}", highlight=False, markup=False, soft_wrap=True)
     for check in summary.checks:
         if not check.ok:
             console.print(f"FAILED {check.name}: {check.explanation}", style="bold red", markup=False)

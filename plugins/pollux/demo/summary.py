@@ -106,8 +106,8 @@ def memory_check(plan: DemoPlan, peak_bytes: int) -> Check:
     return Check(name="memory", ok=False, explanation=f"{words}; the limit is {limit / 1e9:g} GB")
 
 
-def summary_table(summary: DemoSummary, *, mlflow_urls: Mapping[str, str]) -> Table:
-    """The jobs as a table; the MLflow links work while a stack runs on the state folder."""
+def summary_table(summary: DemoSummary) -> Table:
+    """The jobs as a table."""
     table = Table(title="what became of the jobs")
     for column in ("job", "Airflow", "JCT", "resizes", "lost to restarts", "final metric", "MLflow run"):
         is_text = column in ("job", "Airflow", "MLflow run")
@@ -121,6 +121,6 @@ def summary_table(summary: DemoSummary, *, mlflow_urls: Mapping[str, str]) -> Ta
             str(job.resizes),
             f"{job.restart_s:.1f} s",
             f"{escape(job.metric)} {metric}",
-            escape(mlflow_urls.get(job.name) or job.mlflow_run_id or "none"),
+            escape(job.mlflow_run_id or "none"),
         )
     return table
