@@ -21,8 +21,11 @@ from pollux_agent.records import write_atomic
 ADMIN = "admin"
 PROBE_TIMEOUT_S = 3.0
 MAX_LOG_BYTES = 32 * 1024 * 1024
+HEARTBEAT_TIMEOUT_S = 90
+"""How long a task, which beats each second, may be silent before Airflow takes it for dead. Until then the
+next cycle waits for one whose process was killed, and an operator's retry for the try before it."""
 _API_LOCK_WAIT_S = 3
-"""The same for the server of REST API and UI, see :func:`_airflow`."""
+"""How long the server of REST API and UI waits for SQLite's lock, see :func:`_airflow`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +232,11 @@ def airflow_settings(record: StackRecord) -> dict[str, str]:
             "parsing_processes": "1",
         },
         "logging": {"base_log_folder": str(home / "logs")},
-        "scheduler": {"scheduler_idle_sleep_time": "0.25", "orphaned_tasks_check_interval": "20"},
+        "scheduler": {
+            "scheduler_idle_sleep_time": "0.25",
+            "orphaned_tasks_check_interval": "20",
+            "task_instance_heartbeat_timeout": str(HEARTBEAT_TIMEOUT_S),
+        },
         "triggerer": {"capacity": "200"},
         "workers": {"min_heartbeat_interval": "1"},
     }
