@@ -139,7 +139,8 @@ class LocalCluster:
             except (httpx.ConnectError, FileNotFoundError) as error:
                 if attempt == _TRIES:
                     raise ClusterUnavailable(
-                        f"the local cluster does not answer on {self.socket} ({error}); does its service run?"
+                        f"the local cluster does not answer on {self.socket} ({error}); if its service does "
+                        f"not run, start it: pollux stack up --state {self.socket.parent}"
                     ) from None
                 time.sleep(_PAUSE_S)
             except httpx.TimeoutException:
