@@ -168,6 +168,7 @@ class KubeTraining:
                     f"{what}: not within {timeout_s:.0f} s; last: {job}, {task}\n{self.log()[-3000:]}"
                 )
             time.sleep(_POLL_S)
+        print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
         return job  # type: ignore[return-value]
 
     @property
