@@ -59,6 +59,20 @@ def is_alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
+def children(process: ProcessId, title: str) -> frozenset[ProcessId]:
+    """Live children of that very process with ``title`` in their command line."""
+    try:
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+        titled = [
+            pid
+            for pid in map(int, listed)
+            if title.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        ]
+    except OSError:
+        return frozenset()
+    return frozenset(found for pid in titled if (found := identify(pid)))
+
+
 def this_boot() -> str:
     """Names this run of the machine or container: after the next, the same numbers are other processes."""
     first = identify(1)

@@ -24,6 +24,8 @@ MAX_LOG_BYTES = 32 * 1024 * 1024
 HEARTBEAT_TIMEOUT_S = 90
 """How long a task, which beats each second, may be silent before Airflow takes it for dead. Until then the
 next cycle waits for one whose process was killed, and an operator's retry for the try before it."""
+_IDLE_WORKER = "airflow worker -- LocalExecutor: <idle>"
+"""One of these holds the lock of the queue that all of them wait for, and takes it to its grave."""
 _API_LOCK_WAIT_S = 3
 """How long the server of REST API and UI waits for SQLite's lock, see :func:`_airflow`."""
 
@@ -34,7 +36,8 @@ class Service:
 
     It starts when everything in ``after`` is ready (a ``once`` program: has succeeded) and is asked to end
     in wave ``stop_wave``, lowest first, with ``grace_s`` before what is left of it is killed. Where another
-    service tells whether it is ``ready``, that is ``told_by``.
+    service tells whether it is ``ready``, that is ``told_by``. Once a child whose command line has
+    ``lasting`` in it was killed, the service works no more.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Service:
     stop_wave: int = 0
     grace_s: float = 15.0
     told_by: str = ""
+    lasting: str = ""
 
 
 def services(record: StackRecord) -> tuple[Service, ...]:
@@ -161,7 +165,12 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
     api_database = databases(plan.state, plan.databases, lock_wait_s=_API_LOCK_WAIT_S).airflow
 
     def service(
-        name: str, *arguments: str, ready: Callable[[], bool], told_by: str = "", **settings: str
+        name: str,
+        *arguments: str,
+        ready: Callable[[], bool],
+        told_by: str = "",
+        lasting: str = "",
+        **settings: str,
     ) -> Service:
         return Service(
             name=name,
@@ -171,11 +180,13 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             after=("airflow-migrate",),
             grace_s=10.0,
             told_by=told_by,
+            lasting=lasting,
         )
 
-    def told(name: str, *arguments: str, component: str) -> Service:
+    def told(name: str, *arguments: str, component: str, lasting: str = "") -> Service:
         """One that has no server of its own: the health page knows when it was last at work."""
-        return service(name, *arguments, ready=healthy(component), told_by="airflow-api-server")
+        ready = healthy(component)
+        return service(name, *arguments, ready=ready, told_by="airflow-api-server", lasting=lasting)
 
     def healthy(component: str) -> Callable[[], bool]:
         return lambda: airflow_health(record.airflow_url).get(component) == "healthy"
@@ -198,7 +209,12 @@ def _airflow(record: StackRecord) -> tuple[Service, ...]:
             *("api-server", "--apps", "execution", "--port", str(record.execution_port)),
             ready=lambda: _answers(f"{record.execution_url}health"),
         ),
-        told("airflow-scheduler", "scheduler", "--skip-serve-logs", component="scheduler"),
+        told(
+            "airflow-scheduler",
+            *("scheduler", "--skip-serve-logs"),
+            component="scheduler",
+            lasting=_IDLE_WORKER,
+        ),
         told("airflow-dag-processor", "dag-processor", component="dag_processor"),
         told("airflow-triggerer", "triggerer", "--skip-serve-logs", component="triggerer"),
     )

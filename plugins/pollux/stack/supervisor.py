@@ -18,7 +18,7 @@ from pollux.errors import StackError
 from pollux.local.ports import free_port
 from pollux.stack import tether
 from pollux.stack.guard import start_guard
-from pollux.stack.processes import ProcessId, end, identify, kill, this_boot
+from pollux.stack.processes import ProcessId, children, end, identify, is_alive, kill, this_boot
 from pollux.stack.record import (
     ComponentState,
     StackPhase,
@@ -64,6 +64,7 @@ class Running:
         self.misses = 0
         self.watched = False
         self.not_before = 0.0
+        self._lasting: frozenset[ProcessId] = frozenset()
         self._ends: deque[float] = deque()
 
     def start(self, mark: str) -> None:
@@ -89,7 +90,7 @@ class Running:
         if self.process is not None:
             kill((self.process,), mark="")
         self.child, self.process, self.ready = None, None, False
-        self.misses, self.watched = 0, False
+        self.misses, self.watched, self._lasting = 0, False, frozenset()
         self.restarts += 1
         if excused:
             self.not_before = now_s + MAX_BACKOFF_S
@@ -109,6 +110,8 @@ class Running:
         if self.service.ready():
             if self.watched and not self.ready:
                 log.info("%s: answers again", self.service.name)
+            if not self.watched:
+                self.lost_a_child()
             self.ready, self.watched, self.misses = True, True, 0
         elif self.watched:
             self.misses += 1
@@ -119,6 +122,13 @@ class Running:
     @property
     def hung(self) -> bool:
         return self.misses >= MISSES_HUNG
+
+    def lost_a_child(self) -> bool:
+        """Whether one of its lasting children has died since this was last asked."""
+        lost = not all(map(is_alive, self._lasting))
+        if self.process is not None and self.service.lasting:
+            self._lasting = children(self.process, self.service.lasting)
+        return lost
 
     def state(self) -> ComponentState:
         return ComponentState(process=self.process, ready=self.ready, restarts=self.restarts, log=self.log)
@@ -191,6 +201,7 @@ class Supervisor:
                     running.probe()
             self._next_probe_s = time.monotonic() + PROBE_EVERY_S
         if now_s >= self._next_watch_s:
+            self._look_for_lost_children()
             self._watch()
             self._next_watch_s = time.monotonic() + WATCH_EVERY_S
         if now_s >= self._next_logs_s:
@@ -218,6 +229,14 @@ class Supervisor:
                 log.error("%s: did not answer %d times; it is killed", running.service.name, running.misses)
                 running.child.kill()
             return
+
+    def _look_for_lost_children(self) -> None:
+        for running in self._running.values():
+            if running.child is not None and running.watched and running.lost_a_child():
+                log.error(
+                    "%s: a worker of its was killed while it waited; it is killed", running.service.name
+                )
+                running.child.kill()
 
     def _start(self, running: Running, now_s: float) -> None:
         try:

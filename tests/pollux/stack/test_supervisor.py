@@ -15,7 +15,7 @@ from pollux.cli import app
 from pollux.errors import StackError
 from pollux.stack import control
 from pollux.stack.memory import MemorySampler, stack_processes, total_bytes
-from pollux.stack.processes import is_alive, wait_until
+from pollux.stack.processes import children, is_alive, send, wait_until
 from pollux.stack.record import StackPlan, StackRecord, read_record
 from pollux.stack.services import keep_logs_small, log_path
 from pollux.stack.supervisor import MAX_RESTARTS
@@ -143,6 +143,30 @@ def test_a_service_that_hangs_is_started_again_and_those_seen_through_it_are_not
         hung = before.components["stubborn"].process
         assert hung is not None
         assert not is_alive(hung)
+    finally:
+        control.down(tmp_path)
+        toy.wait(WAIT_S)
+
+
+def test_a_service_whose_lasting_child_is_killed_is_started_again(tmp_path: Path) -> None:
+    """As the executor's idle worker that holds the lock of their queue; another child may go."""
+    toy = subprocess.Popen([sys.executable, str(TOY), str(tmp_path), "hasty"], stderr=subprocess.DEVNULL)
+    try:
+        breeder = await_record(tmp_path, is_ready).components["breeder"].process
+        assert breeder is not None
+        (lasting,) = children(breeder, "sleep 301")
+        (passing,) = children(breeder, "sleep 300")
+        send(passing, signal.SIGKILL)
+        assert wait_until(lambda: not children(breeder, "sleep 300"), WAIT_S)
+        assert is_alive(breeder)
+
+        send(lasting, signal.SIGKILL)
+
+        def again(record: StackRecord) -> bool:
+            return record.components["breeder"].restarts == 1 and record.components["breeder"].ready
+
+        after = await_record(tmp_path, again)
+        assert (after.phase, is_alive(breeder)) == ("ready", False)
     finally:
         control.down(tmp_path)
         toy.wait(WAIT_S)

@@ -42,7 +42,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
     state = record.plan.state
     environ = {"PATH": "/usr/bin:/bin", MARK_VARIABLE: record.mark}
 
-    def service(name: str, code: str, *arguments: str, told_by: str = "") -> Service:
+    def service(name: str, code: str, *arguments: str, told_by: str = "", lasting: str = "") -> Service:
         flag = state / f"{name}.up"
         flag.unlink(missing_ok=True)
         teller = state / f"{told_by or name}.up"
@@ -54,6 +54,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
             after=("migrate",),
             grace_s=1.0,
             told_by=told_by,
+            lasting=lasting,
         )
 
     migrate = Service(
@@ -64,7 +65,7 @@ def toys(record: StackRecord) -> tuple[Service, ...]:
     )
     return (
         migrate,
-        service("breeder", BREEDER, told_by="stubborn"),
+        service("breeder", BREEDER, told_by="stubborn", lasting="sleep 301"),
         service("stubborn", STUBBORN),
         service("fragile", FRAGILE, str(state / "poison")),
     )
