@@ -28,9 +28,9 @@ def overhead(
     """Compare the wall time of the same steps under the agent and under plain torch.
 
     The agent trains as a driver starts it: noise scale at least every 10 steps, report and fit every 15 s
-    to a tracking server, checkpoints every 30 s. The runs of a pair alternate second by second, each with
-    the machine to itself meanwhile. Fails above 1.03, above 1.08 with the noise scale at every step, and
-    where plain runs differ among themselves by more than 1 % ("too noisy").
+    to a tracking server, checkpoints every 30 s. The runs of a pair take turns of a quarter of a second,
+    each with the machine to itself meanwhile. Fails above 1.03, above 1.08 with the noise scale at every
+    step, and where plain runs differ among themselves by more than 1 % ("too noisy").
     """
     from pollux_agent.bench.overhead_runs import CASES, Bench
 

@@ -15,7 +15,6 @@ class Ratios:
     medians: Mapping[str, float]
     baseline: float
     num_pairs: int
-    baseline_s: float
 
     @property
     def too_noisy(self) -> bool:
@@ -56,7 +55,6 @@ def compare(
             medians={name: statistics.median(values) for name, values in of_variants.items()},
             baseline=statistics.median(of_baseline),
             num_pairs=number + 1,
-            baseline_s=statistics.median(plain),
         )
         if number + 1 >= pairs and not ratios.too_noisy:
             break
