@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.policy.models import accepts, job_limit, job_models, standing_jobs
+from pollux.policy.models import accepts, best_goodputs, job_limit, standing_jobs
 from pollux.policy.tables import params_of
 from pollux.snapshot import DEFAULT_RESTART_S, Job, Snapshot
 
@@ -263,10 +263,10 @@ def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, lar
     possible = (spans >= 1) & (gpus >= spans)
     tables = np.zeros((len(jobs), len(types), num_nodes + 1, largest + 1))
     for row, job in enumerate(jobs):
-        for column, model in enumerate(job_models(job, types)):
-            if job.gpu_types and types[column] not in job.gpu_types:
-                continue
-            tables[row, column][possible] = model.best(spans[possible], gpus[possible]).goodput
+        usable = [column for column, kind in enumerate(types) if not job.gpu_types or kind in job.gpu_types]
+        values = best_goodputs(job, [types[column] for column in usable], spans[possible], gpus[possible])
+        for column, value in zip(usable, values, strict=True):
+            tables[row, column][possible] = value
     return tables
 
 
