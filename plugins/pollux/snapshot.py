@@ -191,7 +191,8 @@ class JobDecision:
     """What one job gets and why, in words that its owner understands.
 
     ``goodput`` and ``goodput_now`` are predicted useful samples per second with the new and the present
-    allocation, None where no fit exists; ``speedup`` is against the fair share.
+    allocation, None where no fit exists; ``speedup`` is against the fair share. ``restart_factor`` is as how
+    much of its goodput a change of its allocation counts, None for a policy that does not price restarts.
     """
 
     placement: Placement = Field(default_factory=dict)
@@ -199,6 +200,7 @@ class JobDecision:
     goodput: float | None = None
     goodput_now: float | None = None
     speedup: float | None = None
+    restart_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

@@ -78,7 +78,7 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
             + (f"{now:.2f} -> {then:.2f}" if moved else f"{then:.2f}")
         )
     if moved and before:
-        parts.append(f"a restart is priced at factor {facts.factor[row]:.2f}")
+        parts.append(f"for the restart, the change counts at {facts.factor[row]:.2f} of its worth")
     if after < before:
         parts.append(_beneficiaries(gainers))
     if facts.pinned[row] and job.restarting:
