@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from pollux.policy.breeding import Breeder
+from pollux.policy.climbing import climb
 from pollux.policy.problem import Floats, Ints, Problem
 
 _GREEDY_JOBS = 16
@@ -41,7 +42,9 @@ def search(
         if age >= patience:
             break
     final = np.rint(herd.matrices).astype(np.int64)
-    return np.asarray(final[problem.rank(final)[0]])
+    final = final[problem.rank(final)[0]]
+    best = climb(problem, final[0], rng)
+    return np.concatenate([best[None], final[1:] if np.array_equal(best, final[0]) else final])[:size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ def _first(problem: Problem, earlier: Sequence[Ints], rng: Generator) -> Ints:
     nothing = np.zeros_like(problem.present)
     start = np.stack([problem.present, nothing, *earlier])
     start = problem.repair(start, rng.random(start.shape[:2]))
-    return np.concatenate([start, *(_greedy(problem, candidate, rng) for candidate in start[:2])])
+    greedy = (_greedy(problem, candidate, rng) for candidate in start[:2])
+    return np.concatenate([start, *greedy, climb(problem, start[0], rng)[None]])
 
 
 def _greedy(problem: Problem, candidate: Ints, rng: Generator) -> Ints:
