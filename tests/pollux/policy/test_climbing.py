@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_builder import after_decision, make_job, make_snapshot, new_job, snapshots
 
+from pollux.bench.search import make_snapshot as bench_snapshot
 from pollux.policy import decide
 from pollux.policy.climbing import climb
 from pollux.policy.problem import all_matrices, formulate
-from pollux.snapshot import PolicySettings, Snapshot
+from pollux.snapshot import Snapshot
 
 
 @given(snapshot=snapshots(), seed=st.integers(0, 2**32 - 1))
@@ -41,15 +42,13 @@ def test_gpus_pass_to_those_without_as_the_best_matrix_has_it() -> None:
 
 
 def test_one_job_more_on_a_full_cluster_restarts_few_others() -> None:
-    jobs = [make_job(f"job-{index}", age_s=1800.0 + 60 * index, max_gpus=16) for index in range(24)]
-    snapshot = make_snapshot(
-        jobs, nodes={f"n{index}": 4 for index in range(16)}, policy=PolicySettings(name="pollux")
-    )
-    for _ in range(3):
+    """Forty jobs of different models on 64 GPUs, settled for some rounds; then there is another one."""
+    snapshot = bench_snapshot(40, seed=3)
+    for _ in range(4):
         snapshot = after_decision(snapshot, decide(snapshot))
     assert sum(job.num_gpus for job in snapshot.jobs) == 64
     late = replace(snapshot, jobs=(*snapshot.jobs, new_job("late", age_s=30.0, max_gpus=16)))
     decision = decide(late)
     assert decision.jobs["late"].placement
     moved = [job for job in snapshot.jobs if dict(decision.jobs[job.job_id].placement) != dict(job.placement)]
-    assert len(moved) <= 2
+    assert len(moved) <= 4
