@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pollux_agent.errors import CheckpointError
-from pollux_agent.model.efficiency import gain
+from pollux_agent.model.efficiency import step_gain
 from pollux_agent.report.prior import ask_for_prior
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
@@ -57,7 +57,7 @@ def progress_of_step(
     """
     if batch_size <= initial_batch_size or not adaptive:
         return batch_size / initial_batch_size
-    return 1.0 if noise_scale is None else float(gain(noise_scale, initial_batch_size, batch_size))
+    return 1.0 if noise_scale is None else step_gain(noise_scale, initial_batch_size, batch_size)
 
 
 class Training:
