@@ -131,7 +131,7 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if gpus >= limit and not job.max_gpus_seen:
         return f"the growth limit: it has not run yet, so it starts on {_gpus(limit)}"
     if gpus >= limit:
-        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} it has run on, so {limit} now"
+        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} seen so far, so {limit} now"
     best = float(options.goodput[mine].max())
     held = decision.jobs[job.job_id].goodput
     if gpus and held is not None and best <= held * 1.01:
