@@ -189,7 +189,7 @@ def test_what_a_jobs_workers_could_not_send_its_driver_sends_once_it_can(
     folder = JobFolder(tmp_path)
     points = [Point("loss", 1.0 / (1 + step), step, 1_700_000_000_000 + step) for step in range(700)]
     keep_unsent(folder.unsent, points)
-    where = {"tracking_uri": server.url, "run_id": run_on_server, "incarnation": 3, "env": {}}
+    where = {"tracking_uri": server.url, "run_id": run_on_server, "incarnation": 3}
     server.stop()
     closing = threading.Event()
     assert not send_left(folder, **where, closing=closing, try_for_s=0.5)

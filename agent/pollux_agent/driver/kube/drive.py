@@ -180,7 +180,6 @@ class KubeDriver:
             tracking_uri=self.settings.mlflow_tracking_uri,
             run_id=annotations(self.own).get(RUN, ""),
             incarnation=self.driver.state.incarnation,
-            env=self.spec.env,
             closing=closing,
         )
 

@@ -4,10 +4,8 @@ Nobody else can: the job's folder is on a volume that the scheduler does not mou
 """
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Mapping
 
 from pollux_agent.protocol import JobFolder
 from pollux_agent.report import MlflowReporter
@@ -16,7 +14,6 @@ logger = logging.getLogger(__name__)
 
 TRY_FOR_S = 3_600.0
 _CLOSE_S = 10.0
-_LOGIN_PREFIX = "MLFLOW_TRACKING_"
 
 
 def send_left(
@@ -25,19 +22,16 @@ def send_left(
     tracking_uri: str,
     run_id: str,
     incarnation: int,
-    env: Mapping[str, str],
     closing: threading.Event,
     try_for_s: float = TRY_FOR_S,
 ) -> bool:
     """Send them to the run, as soon as MLflow takes them; whether nothing is left.
 
     Tries until ``closing`` is set and some seconds more, ``try_for_s`` at most; what is left then stays in
-    the folder, for the job's next incarnation. ``env`` are the job's variables, among which may be its log-in
-    to MLflow.
+    the folder, for the job's next incarnation.
     """
     if not folder.unsent.exists() or not tracking_uri or not run_id:
         return not folder.unsent.exists()
-    os.environ.update({name: text for name, text in env.items() if name.startswith(_LOGIN_PREFIX)})
     logger.info("Sends to MLflow what the workers could not")
     reporter = MlflowReporter(tracking_uri, run_id, incarnation, flush_interval_s=0.0, unsent=folder.unsent)
     reporter.send_kept()
