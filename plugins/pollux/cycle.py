@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -21,7 +22,7 @@ from pollux.policy import decide
 from pollux.record import Records, plan_json, reason_in_short, to_json
 from pollux.settings import Settings
 from pollux.snapshot import Decision, Snapshot
-from pollux.store import ModelStore
+from pollux.store import JobRecord, ModelStore
 from pollux_agent.protocol import DOCUMENT_CONFIG, encode, to_plain
 
 
@@ -95,13 +96,12 @@ def _cycle(
 ) -> CycleResult:
     watch = _Watch()
     with watch.step("observe"):  # 1
-        number = 0 if settings.shadow else cluster.next_decision()
-        view = cluster.observe()
+        number, view, reports = observe_both(cluster, store, shadow=settings.shadow)
         if settings.shadow:
             number = _shadow_number(view, records)
-            known, left_out = seen_records(store, view, settings)
+            known, left_out = seen_records(view, reports, settings)
         else:
-            known, left_out = job_records(cluster, store, view, settings)
+            known, left_out = job_records(cluster, store, view, reports, settings)
         previous = records.newest_decision(below=number)
     with watch.step("snapshot"):  # 2
         state = previous.state if previous else {}
@@ -133,6 +133,19 @@ def _cycle(
     if settings.keep_decisions is not None:
         records.prune(settings.keep_decisions)
     return replace(result, wall_clock_s=watch.seconds)
+
+
+def observe_both(
+    cluster: Cluster, store: ModelStore, *, shadow: bool = False
+) -> tuple[int, ClusterView, Mapping[str, JobRecord]]:
+    """The decision's number (0 for a shadow, which takes none), the cluster, and meanwhile the store's
+    reports; where both fail the cluster's error is raised.
+    """
+    with ThreadPoolExecutor(1, "pollux-store") as beside:
+        reports = beside.submit(store.reports)
+        number = 0 if shadow else cluster.next_decision()
+        view = cluster.observe()
+    return number, view, reports.result()
 
 
 def _shadow_number(view: ClusterView, records: Records) -> int:

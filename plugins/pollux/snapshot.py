@@ -66,8 +66,9 @@ class Job:
 
     ``placement`` is what the job holds or was given last; empty while it waits. ``fits`` and
     ``noise_scale`` come from the job's report and were checked: finite and sane, or absent; then
-    ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count it has run on. ``restarts`` counts
-    changes of its allocation so far and ``restart_s`` is its own measured delay, None while unknown.
+    ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count that it has run on, or that an earlier
+    run of its model was measured on. ``restarts`` counts changes of its allocation so far and ``restart_s``
+    is its own measured delay, None while unknown.
     ``progress`` and ``target_progress`` count steps of size M0.
 
     ``gpus_seen`` is the largest count measured per GPU type: a fit of a type that is absent there, or 1,

@@ -127,7 +127,7 @@ def _waits(job: Job, snapshot: Snapshot) -> str:
 def _limit(job: Job, gpus: int) -> str:
     if not job.max_gpus_seen:
         return f"{_gpus(gpus)} is its limit until it has run"
-    return f"{_gpus(gpus)} is its limit now, twice the most it has run on" if gpus > job.min_gpus else ""
+    return f"{_gpus(gpus)} is its limit now, twice the most that was seen" if gpus > job.min_gpus else ""
 
 
 def _beneficiaries(gainers: list[Job]) -> str:

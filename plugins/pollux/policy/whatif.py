@@ -135,7 +135,7 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if gpus >= limit and not job.max_gpus_seen:
         return f"the growth limit: it has not run yet, so it starts on {_gpus(limit)}"
     if gpus >= limit:
-        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} it has run on, so {limit} now"
+        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} seen so far, so {limit} now"
     held = _held(snapshot, decision, job, options, row)
     best = float(options.goodput[mine].max())
     if gpus and held and best <= held * _FASTER:
