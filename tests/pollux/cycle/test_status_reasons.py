@@ -7,8 +7,8 @@ from pollux.cli.status import look
 
 def test_a_job_says_that_no_cycle_has_run_and_then_what_the_last_one_decided(world: World) -> None:
     def said(job_id: str) -> dict[str, object]:
-        (job,) = (each for each in look(world.cluster, None, world.records)["jobs"] if each["job_id"] == job_id)
-        return job
+        jobs = look(world.cluster, None, world.records)["jobs"]
+        return next(job for job in jobs if job["job_id"] == job_id)
 
     world.submit(*(f"job-{number}" for number in range(6)), max_gpus=1)
     for number in range(6):
