@@ -6,7 +6,11 @@ worker holds it or an allocation gives it, so none is ever given to two jobs.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -16,7 +20,7 @@ from pollux.errors import ClusterUnavailable, Conflict, Refused, UnknownJob
 from pollux.observe import occupied
 from pollux.plan import Action
 from pollux.record import reason_in_short
-from pollux_agent.protocol import DOCUMENT_CONFIG, Allocation, Placement
+from pollux_agent.protocol import DOCUMENT_CONFIG, Allocation
 
 Outcome = Literal["done", "waits", "vacated", "conflict", "refused", "gone", "unavailable", "shadow"]
 """done: patched; waits: its GPUs are in use; vacated: stopped so that others can move, to move itself next
@@ -51,6 +55,7 @@ class Act:
         self._still_ours = still_ours
         self._pending = list(actions)
         self._outcomes: dict[str, ActionOutcome] = {}
+        self._away: ClusterUnavailable | None = None
 
     def run(self, wait_s: float) -> tuple[ActionOutcome, ...]:
         """Act for at most about ``wait_s``; one outcome per action that changes something."""
@@ -72,42 +77,55 @@ class Act:
     def _run(self, wait_s: float) -> None:
         until_s = time.monotonic() + wait_s
         while self._pending:
-            view = self._cluster.observe()
-            while self._pass(view) or self._vacate(view):
-                view = self._cluster.observe()
-            if not self._pending or time.monotonic() >= until_s:
+            use = _Use(self._cluster.observe())
+            if self._pass(use) or self._vacate(use):
+                continue
+            if time.monotonic() >= until_s:
                 break
             time.sleep(min(_POLL_S, wait_s))
         for action in self._pending:
-            self._note(action, "waits", _waiting_for(action, view))
+            self._note(action, "waits", _waiting_for(action, use))
 
-    def _pass(self, view: ClusterView) -> bool:
-        """Patch the first action that may be; whether there was one."""
-        for action in self._pending:
-            if _fits(action, view, held=True):
-                self._pending.remove(action)
-                self._patch(action, action.after, action.reason, "done", view)
-                return True
-        return False
+    def _pass(self, use: "_Use") -> bool:
+        """Patch all actions that may be; whether there were any."""
+        batch = _that_fit(self._pending, use)
+        self._patch(batch, "done", use.view)
+        return bool(batch)
 
-    def _vacate(self, view: ClusterView) -> bool:
+    def _vacate(self, use: "_Use") -> bool:
         """Where jobs wait for each other's GPUs for ever, stop the first that moves; whether one was."""
-        if any(_fits(action, view, held=False) for action in self._pending):
+        if any(use.fits(action, held=False) for action in self._pending):
             return False
         moving = next((action for action in self._pending if action.before), None)
         if moving is None:
             return False
-        self._pending.remove(moving)
-        reason = f"{moving.reason}; it stops first, since its new GPUs are in use"
-        self._patch(moving, {}, reason, "vacated", view)
+        self._patch([moving], "vacated", use.view)
         return True
 
-    def _patch(
-        self, action: Action, placement: Placement, reason: str, outcome: Outcome, view: ClusterView
-    ) -> None:
+    def _patch(self, actions: Sequence[Action], outcome: Outcome, view: ClusterView) -> None:
+        """Patch their jobs, several at once where the cluster can; raises ClusterUnavailable as soon as one
+        gets no answer, and what was not patched by then stays.
+        """
+        types = {node.name: node.gpu_type for node in view.nodes}
+        with _mapper(min(self._cluster.patches_at_once, len(actions))) as at_once:
+            answers = at_once(partial(self._try, outcome, types), actions)
+        for action, answer in zip(actions, answers, strict=True):
+            if answer is not None:
+                self._pending.remove(action)
+                self._outcomes[action.job_id] = answer
+        if self._away is not None:
+            raise self._away
+
+    def _try(self, outcome: Outcome, types: Mapping[str, str], action: Action) -> ActionOutcome | None:
+        """What became of it; None if the cluster does not answer."""
+        if self._away is not None:
+            return None
+        answer = partial(ActionOutcome, job_id=action.job_id)
         if not self._still_ours():
-            self._note(action, "unavailable", "this cycle took longer than its lease")
-            return
+            return answer(outcome="unavailable", message="this cycle took longer than its lease")
+        placement, reason = action.after, action.reason
+        if outcome == "vacated":
+            placement, reason = {}, f"{reason}; it stops first, since its new GPUs are in use"
         try:
             self._cluster.patch_allocation(
                 action.job_id,
@@ -115,54 +133,91 @@ class Act:
                 allocation=Allocation(
                     decision=self._decision,
                     placement=placement,
-                    gpu_type=next((node.gpu_type for node in view.nodes if node.name in placement), ""),
+                    gpu_type=next((types[name] for name in placement if name in types), ""),
                     reason=reason,
                 ),
             )
         except Conflict as error:
-            self._note(action, "conflict", reason_in_short(error))
+            return answer(outcome="conflict", message=reason_in_short(error))
         except Refused as error:
-            self._note(action, "refused", reason_in_short(error))
+            return answer(outcome="refused", message=reason_in_short(error))
         except UnknownJob as error:
-            self._note(action, "gone", reason_in_short(error))
-        except ClusterUnavailable:
-            self._pending.insert(0, action)
-            raise
-        else:
-            self._note(action, outcome)
+            return answer(outcome="gone", message=reason_in_short(error))
+        except ClusterUnavailable as error:
+            self._away = error
+            return None
+        return answer(outcome=outcome)
 
     def _note(self, action: Action, outcome: Outcome, message: str = "") -> None:
         self._outcomes[action.job_id] = ActionOutcome(job_id=action.job_id, outcome=outcome, message=message)
 
 
-def _in_use(view: ClusterView, name: str, *, but: str, held: bool) -> Mapping[str, int]:
-    """GPUs in use on a node per job other than ``but``; without ``held`` only what allocations give."""
-    users = {}
-    for job in view.jobs:
-        placement = occupied(job) if held or job.status.stop else job.allocation.placement
-        if job.job_id != but and placement.get(name):
-            users[job.job_id] = placement[name]
-    return users
+class _Use:
+    """Which job uses how many GPUs of each node in a view: those held or given, or only those given."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self.view = view
+        self._sizes = {node.name: node.gpus for node in view.nodes}
+        self._users: Mapping[bool, dict[str, dict[str, int]]] = {True: {}, False: {}}
+        for job in view.jobs:
+            given = occupied(job)
+            for held, placement in (
+                (True, given),
+                (False, given if job.status.stop else job.allocation.placement),
+            ):
+                for name, gpus in placement.items():
+                    if gpus:
+                        self._users[held].setdefault(name, {})[job.job_id] = gpus
+
+    def users(self, name: str, *, but: str, held: bool = True) -> Mapping[str, int]:
+        """GPUs of a node by job, but one."""
+        found = self._users[held].get(name, {})
+        return {job_id: gpus for job_id, gpus in found.items() if job_id != but}
+
+    def missing(
+        self, action: Action, *, held: bool = True, taken: Mapping[str, int] | None = None
+    ) -> list[str]:
+        """The nodes on which the action's new GPUs are in use, or were ``taken`` since the view."""
+        since = taken or {}
+        return [
+            name
+            for name, gpus in action.after.items()
+            if gpus > action.before.get(name, 0)
+            and gpus + sum(self.users(name, but=action.job_id, held=held).values()) + since.get(name, 0)
+            > self._sizes.get(name, 0)
+        ]
+
+    def fits(self, action: Action, *, held: bool = True) -> bool:
+        return not self.missing(action, held=held)
 
 
-def _missing(action: Action, view: ClusterView, *, held: bool) -> list[str]:
-    """The nodes on which the action's new GPUs are in use."""
-    sizes = {node.name: node.gpus for node in view.nodes}
-    return [
-        name
-        for name, gpus in action.after.items()
-        if gpus > action.before.get(name, 0)
-        and gpus + sum(_in_use(view, name, but=action.job_id, held=held).values()) > sizes.get(name, 0)
-    ]
+def _that_fit(actions: Collection[Action], use: _Use) -> list[Action]:
+    """Those that may be carried out together: what one takes the next cannot have, and what one is to give
+    back is not free yet.
+    """
+    found: list[Action] = []
+    taken: Counter[str] = Counter()
+    for action in actions:
+        if not use.missing(action, taken=taken):
+            found.append(action)
+            taken.update(
+                {name: max(0, gpus - action.before.get(name, 0)) for name, gpus in action.after.items()}
+            )
+    return found
 
 
-def _fits(action: Action, view: ClusterView, *, held: bool) -> bool:
-    return not _missing(action, view, held=held)
+@contextmanager
+def _mapper(num_threads: int) -> Iterator[Callable[..., Iterator[ActionOutcome | None]]]:
+    """``map``, over that many threads where they are more than one."""
+    if num_threads <= 1:
+        yield map
+        return
+    with ThreadPoolExecutor(num_threads, "pollux-patch") as pool:
+        yield pool.map
 
 
-def _waiting_for(action: Action, view: ClusterView) -> str:
+def _waiting_for(action: Action, use: _Use) -> str:
     users = [
-        f"{name} ({', '.join(_in_use(view, name, but=action.job_id, held=True)) or 'gone'})"
-        for name in _missing(action, view, held=True)
+        f"{name} ({', '.join(use.users(name, but=action.job_id)) or 'gone'})" for name in use.missing(action)
     ]
     return f"its GPUs are still in use on {'; '.join(users)}; next cycle"

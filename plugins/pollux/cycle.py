@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from pydantic import Field
 from pollux.act import Act, ActionOutcome
 from pollux.cluster.base import MAX_LEASE, Cluster, ClusterView
 from pollux.errors import ClusterUnavailable, Conflict, StoreError, StoreUnavailable
+from pollux.estimators import with_estimates
 from pollux.figures import decision_figures, realised_figures, realised_goodput
 from pollux.jobruns import close_ended_runs, job_records, seen_records
 from pollux.observe import build_snapshot
@@ -20,7 +22,7 @@ from pollux.policy import decide
 from pollux.record import Records, plan_json, reason_in_short, to_json
 from pollux.settings import Settings
 from pollux.snapshot import Decision, Snapshot
-from pollux.store import ModelStore
+from pollux.store import JobRecord, ModelStore
 from pollux_agent.protocol import DOCUMENT_CONFIG, encode, to_plain
 
 
@@ -94,19 +96,19 @@ def _cycle(
 ) -> CycleResult:
     watch = _Watch()
     with watch.step("observe"):  # 1
-        number = 0 if settings.shadow else cluster.next_decision()
-        view = cluster.observe()
+        number, view, reports = observe_both(cluster, store, shadow=settings.shadow)
         if settings.shadow:
             number = _shadow_number(view, records)
-            known, left_out = seen_records(store, view, settings)
+            known, left_out = seen_records(view, reports, settings)
         else:
-            known, left_out = job_records(cluster, store, view, settings)
+            known, left_out = job_records(cluster, store, view, reports, settings)
         previous = records.newest_decision(below=number)
     with watch.step("snapshot"):  # 2
         state = previous.state if previous else {}
         snapshot = build_snapshot(
             view, known, decision=number, now_unix_s=now, settings=settings, state=state
         )
+        snapshot = with_estimates(snapshot, settings.estimators)
         records.save(number, "snapshot.json", encode(snapshot))
     with watch.step("decide"):  # 3
         decision = decide(snapshot)
@@ -131,6 +133,19 @@ def _cycle(
     if settings.keep_decisions is not None:
         records.prune(settings.keep_decisions)
     return replace(result, wall_clock_s=watch.seconds)
+
+
+def observe_both(
+    cluster: Cluster, store: ModelStore, *, shadow: bool = False
+) -> tuple[int, ClusterView, Mapping[str, JobRecord]]:
+    """The decision's number (0 for a shadow, which takes none), the cluster, and meanwhile the store's
+    reports; where both fail the cluster's error is raised.
+    """
+    with ThreadPoolExecutor(1, "pollux-store") as beside:
+        reports = beside.submit(store.reports)
+        number = 0 if shadow else cluster.next_decision()
+        view = cluster.observe()
+    return number, view, reports.result()
 
 
 def _shadow_number(view: ClusterView, records: Records) -> int:

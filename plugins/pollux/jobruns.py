@@ -20,15 +20,20 @@ _STATUS: Mapping[Phase, RunStatus] = {"done": "FINISHED", "failed": "FAILED", "e
 
 
 def job_records(
-    cluster: Cluster, store: ModelStore, view: ClusterView, settings: Settings
+    cluster: Cluster,
+    store: ModelStore,
+    view: ClusterView,
+    reports: Mapping[str, JobRecord],
+    settings: Settings,
 ) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
     """The record of each of our jobs that has a run or gets one now; and why others have none.
+
+    ``reports`` are the store's, by a query from shortly before or after ``view``.
 
     Making runs takes at most a third of the interval, but one is always made, however slow MLflow is; jobs
     beyond that wait for the next cycle. A job whose run cannot be had harms no other. Raises StoreUnavailable
     and ClusterUnavailable.
     """
-    reports = store.reports()
     until_s: float | None = None
     found: dict[str, JobRecord] = {}
     left_out: dict[str, str] = {}
@@ -51,10 +56,9 @@ def job_records(
 
 
 def seen_records(
-    store: ModelStore, view: ClusterView, settings: Settings
+    view: ClusterView, reports: Mapping[str, JobRecord], settings: Settings
 ) -> tuple[Mapping[str, JobRecord], Mapping[str, str]]:
     """As :func:`job_records`, but no run is made or opened again, and so no job is left out."""
-    reports = store.reports()
     found = {
         job.job_id: reports.get(job.job_id)
         or JobRecord(run_id=job.mlflow_run_id or "", remarks=("not fitted yet: it has no open MLflow run",))

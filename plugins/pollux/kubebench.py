@@ -2,8 +2,9 @@
 
 Nodes are objects without a kubelet, and job pods are bound to them but never run; all else is real. Each
 round is a cycle as the scheduling task runs it, from taking the lease to giving it back, and its parts are
-timed: to observe cluster and model store, to decide, and to patch so many jobs. What is patched is not what
-was decided but a GPU less, or more, for each of them, so that every round changes as many.
+timed: to observe cluster and model store, both at once, to decide, and to patch so many jobs. What is
+patched is not what was decided but a GPU less, or more, for each of them, so that every round changes as
+many.
 """
 
 import contextlib
@@ -27,6 +28,7 @@ from pollux.cluster.base import ClusterView, JobIdentity
 from pollux.cluster.k8s.cluster import KubeCluster
 from pollux.cluster.k8s.manifest import driver_pod, first_notes
 from pollux.cluster.k8s.settings import KubeSettings
+from pollux.cycle import observe_both
 from pollux.errors import PolluxError
 from pollux.jobruns import job_records
 from pollux.local.ports import LOOPBACK, free_port
@@ -45,7 +47,7 @@ from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Allocation, JobSpec, Report, encode
 
 GPUS_A_NODE = 8
-PARTS = ("observe", "store", "decide", "patch", "total")
+PARTS = ("observe", "decide", "patch", "total")
 _PREFIX = "pollux-bench-"
 _FIRST_PORT, _NUM_PORTS = 15_000, 5_000
 """Below those that the kernel gives to clients."""
@@ -81,13 +83,13 @@ class Size:
     rounds: int = 5
     policy: str = "ours"
 
-    def calls_at_most(self, changes: int, patch_s: float) -> int:
-        """API calls that a cycle may make: a patch and an event for each change, drivers once for the
-        decision's number, some for the lease; nodes, quotas and pods (a driver and a worker a job) page by
-        page, and again for each second that the patches take, since a view is good for a second.
+    def calls_at_most(self, changes: int) -> int:
+        """API calls that a cycle may make: a patch and an event for each change, ten for the lease, and
+        nodes, quotas and pods (a driver and a worker a job) page by page, twice where the first view has
+        grown old until the patches.
         """
         view = -(-self.nodes // PAGE_SIZE) + -(-2 * self.jobs // PAGE_SIZE) + 1
-        return 2 * changes + -(-self.jobs // PAGE_SIZE) + 10 + view * (2 + int(patch_s))
+        return 2 * changes + 10 + 2 * view
 
 
 @dataclass(slots=True)
@@ -160,10 +162,8 @@ def _cycle(
     api = cluster.api
     with found.part("total", api), cluster.lease("bench", timedelta(minutes=5)):
         with found.part("observe", api):
-            number = cluster.next_decision()
-            view = cluster.observe()
-        with found.part("store", api):
-            known, _ = job_records(cluster, store, view, config)
+            number, view, reports = observe_both(cluster, store)
+            known, _ = job_records(cluster, store, view, reports, config)
         with found.part("decide", api):
             snapshot = build_snapshot(
                 view, known, decision=number, now_unix_s=time.time(), settings=config, state={}
@@ -175,7 +175,7 @@ def _cycle(
             actions = _changes(view, changes, grow=turn % 2 == 1)
             outcomes = Act(cluster, actions, decision=number, still_ours=lambda: True).run(0.0)
         found.not_patched = sum(outcome.outcome != "done" for outcome in outcomes)
-    found.calls_at_most = size.calls_at_most(changes, found.parts_s["patch"])
+    found.calls_at_most = size.calls_at_most(changes)
     return found
 
 

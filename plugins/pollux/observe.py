@@ -119,6 +119,8 @@ def _job(
         priority=spec.priority,
         team=spec.team,
         model=spec.model,
+        estimator=spec.estimator,
+        latency_limit_s=spec.latency_limit_s,
     )
 
 

@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,11 @@ from typing import Any
 import mlflow
 import psutil
 import pytest
+from stack_services import frozen, kill_services
 from trainings import DAG, Training, steady
 
 from pollux.airflow_api import TaskInstance
-from pollux.stack.processes import ProcessId, members, send, wait_until
-from pollux.stack.record import read_record
+from pollux.stack.processes import wait_until
 from pollux.verify import read_record as read_run
 from pollux.verify.training import double_bookings, lost_training
 
@@ -109,50 +107,6 @@ def is_gone(process: psutil.Process) -> bool:
 
 def is_worker(process: psutil.Process) -> bool:
     return process.name() == "pollux-worker"
-
-
-def service(stack: Any, name: str) -> tuple[ProcessId, int]:
-    """The main process of a service that is ready, and how often it was restarted."""
-    found: list[tuple[ProcessId, int]] = []
-
-    def ready() -> bool:
-        record = read_record(stack.state)
-        part = record.components[name] if record else None
-        if part is not None and part.ready and part.process is not None:
-            found.append((part.process, part.restarts))
-        return bool(found)
-
-    assert wait_until(ready, WAIT_S), f"{name} is not ready"
-    return found[0]
-
-
-def kill_services(stack: Any, *names: str) -> None:
-    """SIGKILL their main processes, and wait until the supervisor has started each again."""
-    before = {name: service(stack, name) for name in names}
-    for process, _ in before.values():
-        assert send(process, signal.SIGKILL)
-
-    def again(name: str) -> bool:
-        record = read_record(stack.state)
-        return record is not None and record.components[name].restarts > before[name][1]
-
-    for name in names:
-        assert wait_until(lambda name=name: again(name), WAIT_S), f"{name} is not started again"
-        service(stack, name)
-
-
-@contextmanager
-def frozen(stack: Any, name: str) -> Iterator[None]:
-    """All processes of a service do nothing for the time of the block."""
-    leader, _ = service(stack, name)
-    processes = members((leader,), mark="")
-    for process in processes:
-        send(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            send(process, signal.SIGCONT)
 
 
 def command(stack: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -276,7 +230,7 @@ def test_a_killed_triggerer_and_scheduler_come_back_to_their_tasks(stack: Any, f
     watched = followed["watched"]
     watched.wait(lambda job, task: bool(watched.printed()), "what it prints is on the log page")
     killed = datetime.now(UTC)
-    kill_services(stack, "airflow-triggerer", "airflow-scheduler")
+    kill_services(stack.state, "airflow-triggerer", "airflow-scheduler")
     step = watched.steps_of("step", 1)[-1]
     watched.wait(lambda job, task: watched.printed()[-1][1] > step, "its log goes on")
     assert (watched.task.state, watched.task.try_number) == ("deferred", 1)
@@ -289,7 +243,7 @@ def test_without_mlflow_training_goes_on_and_what_was_measured_meanwhile_arrives
     stack: Any, followed: Trainings
 ) -> None:
     told = followed["told"]
-    with frozen(stack, "mlflow"):
+    with frozen(stack.state, "mlflow"):
         began = datetime.now(UTC)
         step = told.steps_of("step", 1)[-1]
         late = followed.start("late")
@@ -326,7 +280,7 @@ def test_a_killed_local_cluster_takes_its_workers_along_and_resumes_them(
     last = watched.job.status.incarnation
     workers = processes_of(watched) + processes_of(late)
     assert len([process for process in workers if is_worker(process)]) == 2
-    kill_services(stack, "local")
+    kill_services(stack.state, "local")
     assert wait_until(lambda: all(map(is_gone, workers)), 5), "the kernel ends them, and init buries them"
     for training in (watched, late):
         training.wait_for_checkpoint(2)

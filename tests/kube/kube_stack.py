@@ -42,6 +42,7 @@ class KubeStack:
     cluster: KubeCluster
     kube: TestKube
     namespace: str
+    state: Path
     jobs: Path
     mlflow_url: str
 
@@ -71,6 +72,7 @@ def kube_stack(kube: TestKube, namespace: str, folder: Path) -> Iterator[KubeSta
                     cluster=KubeCluster(kube.api, settings, namespace=namespace),
                     kube=kube,
                     namespace=namespace,
+                    state=plan.state,
                     jobs=jobs,
                     mlflow_url=record.mlflow_url,
                 )
@@ -184,10 +186,10 @@ class KubeTraining:
         awaited(lambda: self.stack.api.dag_run(self.dag, self.run.run_id).is_final, timeout_s=WAIT_S)
         self.stack.api.clear(self.dag, self.run.run_id, ["train"])
 
-    def end_process(self) -> None:
-        """SIGTERM to the process of its task."""
+    def end_process(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """A signal to the process of its task."""
         path = f"/dags/{self.dag}/dagRuns/{self.run.run_id}/taskInstances/train"
-        os.kill(int(self.stack.api.get(path)["pid"]), signal.SIGTERM)
+        os.kill(int(self.stack.api.get(path)["pid"]), how)
 
     def runs_on(self, gpus: int) -> Callable[[ClusterJob | None, TaskInstance], bool]:
         return lambda job, task: (

@@ -2,8 +2,10 @@
 off a lost node; and a person's acts reach the job.
 """
 
+import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import groupby
 from typing import Any
 
@@ -12,9 +14,11 @@ from kube_jobs import tenant
 from kube_nodes import TOP, TestKube, awaited, long_run
 from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
 from mlflow import MlflowClient
+from stack_services import frozen, kill_services
 
 from pollux_agent.driver.kube.api import pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
+from pollux_agent.protocol import JobFolder
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -171,3 +175,70 @@ def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resu
     training.wait(lambda job, task: task.state == "success", "it is done")
     events = training.events(again.job_id, again.status.incarnation)
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
+
+
+@long_run
+def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    deferred, waiting = train(name="deferred"), train(SYNC_DAG, name="waiting")
+    first = deferred.wait(deferred.runs_on(1), "one whose task is deferred runs")
+    other = waiting.wait(waiting.runs_on(1), "one whose task waits itself runs")
+    deferred.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+
+    waiting.end_process(signal.SIGKILL)
+    waiting.wait(
+        lambda job, task: (task.state, task.try_number) == ("running", 2), "the killed task is tried again"
+    )
+    kill_services(stack.state, "airflow-triggerer", "airflow-scheduler")
+    waiting.wait(lambda job, task: task.state == "running" and waiting.is_running, "it is tried on")
+    for training, before in ((deferred, first), (waiting, other)):
+        now = training.job
+        assert now is not None
+        assert now.status.incarnation == before.status.incarnation, "the job went on meanwhile"
+        assert now.mlflow_run_id == before.mlflow_run_id
+        (stack.jobs / now.job_id / "stop").touch()
+        training.wait(lambda job, task: task.state == "success", "it is done")
+    assert deferred.task.try_number == 1
+    assert waiting.task.try_number > 1
+
+
+@long_run
+def test_a_task_that_is_killed_on_its_way_to_its_deferral_has_one_job(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    trainings = [train(name=f"killed-{number}") for number in range(3)]
+    for number, training in enumerate(trainings):
+        training.wait(lambda job, task: task.state in ("running", "deferred"), "its task begins")
+        time.sleep(0.7 * number)
+        with suppress(ProcessLookupError):
+            training.end_process(signal.SIGKILL)
+    for training in trainings:
+        job = training.wait(training.runs_on(1), "it runs")
+        training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+        (stack.jobs / job.job_id / "stop").touch()
+        training.wait(lambda job, task: task.state == "success", "it is done")
+        assert training.task.try_number <= 2
+        assert training.sizes(job.job_id) == [1], "one job, started once"
+    assert max(training.task.try_number for training in trainings) == 2, "some were killed in time"
+
+
+@long_run
+def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    training = train(name="unheard")
+    running = training.wait(training.runs_on(1), "it runs")
+    with frozen(stack.state, "mlflow"):
+        (stack.jobs / running.job_id / "stop").touch()
+        done = training.wait(lambda job, task: job.status.phase == "done", "it is done without MLflow")
+        assert JobFolder(stack.jobs / running.job_id).unsent.exists()
+    assert done.status.outcome is not None
+    runs = MlflowClient(stack.mlflow_url)
+    wanted = list(range(done.status.outcome.step + 1))
+    walked = lambda: sorted(  # noqa: E731
+        point.value for point in runs.get_metric_history(running.mlflow_run_id, "walked")
+    )
+    awaited(walked, lambda found: found == wanted, 120)
+    awaited(lambda: runs.get_run(running.mlflow_run_id).info.status, lambda seen: seen == "FINISHED", 120)
+    training.wait(lambda job, task: task.state == "success", "its task is done")

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterUnavailable, Refused, UnknownJob
 from pollux_agent.driver.kube.api import KubeError, pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
+from pollux_agent.protocol import Event, JobFolder, decode
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 
@@ -47,6 +50,28 @@ def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
     yield start
     for job in started:
         job.end()
+
+
+def drives_on(kube: TestKube, node: str, start: Start) -> SteadyJob:
+    """A job whose driver's pod is on that node."""
+    others = [name for name in NODES if name != node]
+    for name in others:
+        kube.api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+    try:
+        job = start()
+        path = pod_path(NAMESPACE, job.id)
+        awaited(lambda: kube.api.get(path)["spec"].get("nodeName"), lambda seen: seen == node, 60)
+    finally:
+        for name in others:
+            kube.api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": None}})
+    return job
+
+
+def steps_of(folder: JobFolder, event: str, incarnation: int) -> list[int]:
+    """Steps at which rank 0 of an incarnation wrote that event."""
+    lines = folder.events(incarnation, 0).read_bytes().splitlines(keepends=True)
+    events = [decode(Event, line) for line in lines if line.endswith(b"\n")]
+    return [seen.step for seen in events if seen.event == event]
 
 
 def evict(kube: TestKube, name: str) -> None:
@@ -129,7 +154,7 @@ def test_a_driver_that_is_deleted_is_made_again_and_the_job_goes_on(start: Start
 
 @long_run
 def test_a_lost_node_is_left_and_what_ran_there_is_forgotten(kube: TestKube, start: Start) -> None:
-    job = start()
+    job = drives_on(kube, "node-0", start)
     job.give({"node-1": 1})
     first = job.runs_on({"node-1": 1})
     kube.node_down("node-1", crash=True)
@@ -146,6 +171,105 @@ def test_a_lost_node_is_left_and_what_ran_there_is_forgotten(kube: TestKube, sta
     finally:
         kube.node_up("node-1", NODES["node-1"])
     awaited(job.sizes, lambda sizes: sizes == NODES, 60)
+
+
+@long_run
+def test_a_node_that_is_deleted_while_its_pods_run_is_left(kube: TestKube, start: Start) -> None:
+    """Its kubelet and workers live on, as where somebody takes a node out of the cluster by hand."""
+    job, other = drives_on(kube, "node-0", start), drives_on(kube, "node-0", start)
+    other.give({"node-0": 1})
+    untouched = other.runs_on({"node-0": 1}).status.incarnation
+    job.give({"node-1": 1})
+    first = job.runs_on({"node-1": 1}).status
+    kube.api.delete("/api/v1/nodes/node-1")
+    try:
+        awaited(job.sizes, lambda sizes: sizes == {"node-0": NODES["node-0"]}, 60)
+        with pytest.raises(Refused, match="node-1"):
+            other.give({"node-1": 1})
+        job.give({"node-0": 2})
+        job.runs_on({"node-0": 2}, above=first.incarnation)
+        assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
+        awaited(lambda: job.cluster.held(), lambda held: held[job.id] == {"node-0": 2}, 60)
+        assert other.now.status.incarnation == untouched
+    finally:
+        kube.node_down("node-1")
+        kube.node_up("node-1", NODES["node-1"])
+    awaited(job.sizes, lambda sizes: sizes == NODES, 60)
+
+
+@long_run
+def test_a_done_job_that_is_asked_for_more_goes_on_where_it_ended(start: Start, tmp_path: Path) -> None:
+    job = start(epochs=1, arguments=["--steps", "30"])
+    folder = JobFolder(tmp_path / "jobs" / job.id)
+    job.give({"node-0": 1})
+    done = awaited(lambda: job.now.status, lambda status: status.phase == "done", 240)
+    assert done.outcome is not None
+    assert job.submit().status.phase == "done", "nothing more is asked for"
+    job.spec = replace(job.spec, epochs=2)
+    assert job.submit().status.phase == "waiting"
+    job.give({"node-1": 1})
+    more = awaited(lambda: job.now.status, lambda status: status.phase == "done", 240)
+    assert more.incarnation == done.incarnation + 1
+    assert steps_of(folder, "resume", more.incarnation) == [done.outcome.step]
+    assert more.outcome is not None
+    assert more.outcome.step == pytest.approx(2 * done.outcome.step, abs=1)
+
+
+CLOCK = """
+import time
+
+now, now_ns = time.time, time.time_ns
+
+def jumped():
+    try:
+        return float(open({path!r}).read())
+    except (OSError, ValueError):
+        return 0.0
+
+time.time = lambda: now() + jumped()
+time.time_ns = lambda: now_ns() + int(jumped() * 1e9)
+"""
+"""What Python reads at its start; the clock jumps as soon as the file says so."""
+
+
+@contextmanager
+def settable_clock(kube: TestKube, folder: Path) -> Iterator[tuple[dict[str, Any], dict[str, str], Path]]:
+    """A pod, a driver's variables, and the file by which the clocks of both jump, in seconds."""
+    (folder / "sitecustomize.py").write_text(CLOCK.format(path=str(folder / "jump")))
+    pod = host_pod(folder)
+    pod["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", "value": str(folder)}]
+    yield pod, {"PYTHONPATH": str(folder)}, folder / "jump"
+
+
+@long_run
+@pytest.mark.parametrize("jump_s", [7_200.0, -7_200.0], ids=["ahead", "back"])
+def test_a_clock_that_jumps_costs_a_job_nothing(
+    kube: TestKube, space: str, tmp_path: Path, jump_s: float
+) -> None:
+    """The clock of its driver and workers; the lease goes by the API server's, which stays."""
+    (clock := tmp_path / "clock").mkdir()
+    with settable_clock(kube, clock) as (pod, env, jump):
+        settings = kube.settings(space, tmp_path / "jobs", place_wait_s=PLACE_WAIT_S)
+        settings = replace(settings, driver_env={**settings.driver_env, **env})
+        job = SteadyJob(KubeCluster(kube.api, settings, namespace=space, user_pod=lambda: pod), space)
+        folder = JobFolder(tmp_path / "jobs" / job.id)
+        try:
+            job.give({"node-0": 1})
+            first = job.runs_on({"node-0": 1}).status
+            awaited(lambda: steps_of(folder, "checkpoint", first.incarnation), bool, 60)
+            jump.write_text(str(jump_s))
+            job.give({"node-0": 1, "node-1": 1})
+            after = job.runs_on({"node-0": 1, "node-1": 1}, above=first.incarnation).status
+            assert after.since_unix_s - time.time() == pytest.approx(jump_s, abs=600), "it did jump"
+            assert after.incarnation == first.incarnation + 1
+            last = max(steps_of(folder, "checkpoint", first.incarnation))
+            assert steps_of(folder, "resume", after.incarnation) == [last] > [0]
+            assert after.attained_gpu_s < 3_600
+            jump.write_text("0")
+            job.give({"node-1": 1})
+            job.runs_on({"node-1": 1}, above=after.incarnation)
+        finally:
+            job.end()
 
 
 @long_run
@@ -220,6 +344,39 @@ def test_a_quota_caps_what_is_given(kube: TestKube, start: Start) -> None:
         awaited(lambda: sum(job.sizes().values()), lambda gpus: gpus == 1, 60)
     finally:
         kube.api.delete(f"{path}/gpus")
+
+
+@long_run
+def test_a_quota_that_is_lowered_is_kept_by_the_next_decision(kube: TestKube, start: Start) -> None:
+    path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+    kube.api.create(path, {"metadata": {"name": "lower"}, "spec": {"hard": {f"requests.{GPU}": "3"}}})
+    try:
+        used = lambda: kube.api.get(f"{path}/lower").get("status", {}).get("used") or {}  # noqa: E731
+        awaited(used, lambda found: found.get(f"requests.{GPU}") == "0", 120)
+        job = start()
+        job.give({"node-0": 2})
+        first = job.runs_on({"node-0": 2}).status
+        kube.api.patch(f"{path}/lower", {"spec": {"hard": {f"requests.{GPU}": "1"}}})
+        awaited(lambda: sum(job.sizes().values()), lambda gpus: gpus == 1, 60)
+        assert job.now.status.incarnation == first.incarnation, "nobody takes what it has but a decision"
+        job.give({"node-0": 1})
+        second = job.runs_on({"node-0": 1}, above=first.incarnation).status
+        with pytest.raises(Refused, match="node-0"):
+            job.give({"node-0": 2})
+        number = job.force({"node-0": 2})
+        back = awaited(
+            lambda: job.now.status,
+            lambda now: (
+                now.acted_decision == number
+                and now.phase == "running"
+                and now.incarnation > second.incarnation
+            ),
+            180,
+        )
+        assert dict(back.held) == {"node-0": 1}
+        assert "exceeded quota" in back.message
+    finally:
+        kube.api.delete(f"{path}/lower")
 
 
 @long_run

@@ -13,6 +13,9 @@ StopReason = Literal["failed", "success", "clear", "orphan"]
 Count = Annotated[int, Field(ge=0, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
 
+_MOST_UNCOUNTED_S = 300.0
+"""A driver counts every few seconds, and tells its cluster every minute."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class DriverState:
@@ -55,6 +58,8 @@ class DriverState:
         return sum(self.placement.values())
 
     def attained(self, now_unix_s: float) -> float:
-        """GPU seconds that the job has had so far."""
-        running_s = 0.0 if self.counted_unix_s is None else max(0.0, now_unix_s - self.counted_unix_s)
+        """GPU seconds that the job has had so far; a clock that jumped counts as five minutes at most."""
+        if self.counted_unix_s is None:
+            return self.attained_gpu_s
+        running_s = min(max(0.0, now_unix_s - self.counted_unix_s), _MOST_UNCOUNTED_S)
         return self.attained_gpu_s + self.num_gpus * running_s

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -15,6 +16,9 @@ ScalingRule = Literal["adascale", "sqrt", "linear", "legw", "none"]
 
 DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
+
+ESTIMATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?$"
+"""A name, or the dotted name of a class as module:class."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
@@ -34,11 +38,13 @@ class JobSpec:
     ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
     statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
     number to the script. ``model`` names what is trained, so that a later run of the same model can start
-    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few), and
-    ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until ``reserved_until_unix_s``
-    (either may be left out) the job has first claim on its ``min_gpus``. ``checkpoint_url`` is where
-    checkpoints go, each job's into a folder of its own: any URL that fsspec knows in the workers; empty: the
-    job's folder.
+    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few),
+    and ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until
+    ``reserved_until_unix_s`` (either may be left out) the job has first claim on its ``min_gpus``.
+    ``estimator`` says what its goodput is: of a ``training``, the ``throughput`` of batch inference,
+    whether inference of M0 samples keeps ``latency_limit_s`` (``latency``), or what the user-defined
+    estimator of that name says. ``checkpoint_url`` is where checkpoints go, each job's into a folder of
+    its own: any URL that fsspec knows in the workers; empty: the job's folder.
 
     Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
     what is not supported yet.
@@ -66,6 +72,8 @@ class JobSpec:
     team: Annotated[str, Field(max_length=100)] = ""
     reserved_from_unix_s: float | None = None
     reserved_until_unix_s: float | None = None
+    estimator: Annotated[str, Field(pattern=ESTIMATOR_PATTERN)] = "training"
+    latency_limit_s: Annotated[float, Field(gt=0)] | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -85,7 +93,7 @@ class JobSpec:
                 f"max_local_batch_size is {self.max_local_batch_size}, below min_local_batch_size "
                 f"{self.min_local_batch_size}; raise it to what fits in one GPU's memory"
             )
-        if not self._can_start():
+        if not _can_start(self._limits, self.min_gpus):
             raise ValueError(
                 f"initial_batch_size {self.initial_batch_size} cannot be split over min_gpus {self.min_gpus} "
                 f"with {self.min_local_batch_size} to {self.max_local_batch_size} samples on each GPU and "
@@ -107,6 +115,16 @@ class JobSpec:
             raise ValueError(
                 f"reserved_until_unix_s is {ends}, not after reserved_from_unix_s {begins}; "
                 "set it later, or leave one out"
+            )
+        if self.estimator == "latency" and self.latency_limit_s is None:
+            raise ValueError(
+                "estimator is latency, but latency_limit_s is not given; set it to the seconds in which a "
+                "batch of initial_batch_size has to be done"
+            )
+        if self.estimator in ("training", "throughput") and self.latency_limit_s is not None:
+            raise ValueError(
+                f"latency_limit_s is {self.latency_limit_s}, which means nothing to estimator "
+                f"{self.estimator}; leave it out, or set estimator to latency"
             )
         if self.checkpoint_url and not _URL.match(self.checkpoint_url):
             raise ValueError(
@@ -131,15 +149,14 @@ class JobSpec:
                 )
         return self
 
-    def _can_start(self) -> bool:
-        """Whether any batch size is allowed on the least number of GPUs."""
-        limits = BatchLimits(
+    @property
+    def _limits(self) -> BatchLimits:
+        return BatchLimits(
             initial_batch_size=self.initial_batch_size,
             max_batch_size=self.batch_size_limit,
             max_local_batch_size=self.max_local_batch_size,
             min_local_batch_size=self.min_local_batch_size,
         )
-        return bool(GoodputModel.unfitted(limits).best(1, self.min_gpus).goodput > 0)
 
     def extends(self, done: "JobSpec") -> bool:
         """Whether a job that was done by ``done`` is asked for more: for more epochs, or, where the script
@@ -153,3 +170,11 @@ class JobSpec:
     def batch_size_limit(self) -> int:
         """The largest total batch size M this job may use."""
         return self.max_batch_size or DEFAULT_MAX_BATCH_FACTOR * self.initial_batch_size
+
+
+@lru_cache(maxsize=4096)
+def _can_start(limits: BatchLimits, min_gpus: int) -> bool:
+    """Whether any batch size is allowed on the least number of GPUs; remembered, since it takes half of the
+    time in which a cycle reads a job.
+    """
+    return bool(GoodputModel.unfitted(limits).best(1, min_gpus).goodput > 0)

@@ -79,6 +79,15 @@ class MlflowReporter:
     def fenced(self) -> bool:
         return self._fenced
 
+    @property
+    def idle(self) -> bool:
+        """Whether all is sent, what was kept before included."""
+        return self._recalled and self._outbox.is_empty
+
+    def send_kept(self) -> None:
+        """Send what an earlier incarnation could not, also if nothing new follows."""
+        self._open()
+
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         time_ms = int(time.time() * 1000)
         points = []

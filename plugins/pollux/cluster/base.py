@@ -82,8 +82,12 @@ class ClusterView:
 class Cluster(Protocol):
     """What one scheduling cycle needs of a cluster.
 
-    Every method raises ClusterUnavailable when the cluster does not answer.
+    Every method raises ClusterUnavailable when the cluster does not answer. ``patch_allocation`` may be
+    called from so many threads as ``patches_at_once`` says, for different jobs.
     """
+
+    @property
+    def patches_at_once(self) -> int: ...
 
     def lease(self, holder: str, ttl: timedelta) -> AbstractContextManager[None]:
         """Hold the cluster's one scheduling lease for a cycle; raises Conflict while another has it."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -50,6 +50,7 @@ class LocalCluster:
 
     socket: Path
     timeout: timedelta = timedelta(seconds=10)
+    patches_at_once: ClassVar[int] = 1
 
     # --- Cluster
 

@@ -37,6 +37,8 @@ class MemoryCluster:
     raise, as a caller that dies there would.
     """
 
+    patches_at_once = 1
+
     def __init__(
         self,
         nodes: tuple[Node, ...],

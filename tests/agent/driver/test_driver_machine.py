@@ -470,6 +470,15 @@ def test_a_new_driver_restarts_what_a_dead_one_ran_without_blaming_the_job(world
     assert world.state.attained_gpu_s < 20
 
 
+@pytest.mark.parametrize("jump_s", [7_200, -7_200])
+def test_a_clock_that_jumps_counts_for_a_few_minutes_of_gpu_time_at_most(world: World, jump_s: int) -> None:
+    world.give(a=2)
+    world.step(1)
+    before = world.state.attained_gpu_s
+    world.tick(after_s=jump_s)
+    assert before <= world.state.attained_gpu_s <= before + 2 * 300
+
+
 def test_a_start_is_saved_before_it_is_made(world: World) -> None:
     order: list[int] = []
     world.driver = Driver(

@@ -273,3 +273,4 @@ def test_a_new_decision_or_time_ends_the_fallback() -> None:
     assert found.holds(same, 101.0)
     assert not found.holds(newer, 101.0)
     assert not found.holds(same, 100.0 + FIRST_PAUSE_S)
+    assert not found.holds(same, 99.0), "a clock that is set back makes nothing wait longer"

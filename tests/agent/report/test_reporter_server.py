@@ -17,8 +17,11 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-from pollux_agent.protocol import REPORT_TAG, Report, decode
+from pollux_agent.driver.kube.left import send_left
+from pollux_agent.protocol import REPORT_TAG, JobFolder, Report, decode
 from pollux_agent.report import MlflowReporter
+from pollux_agent.report.outbox import Point
+from pollux_agent.report.unsent import keep_unsent, read_unsent
 
 
 class Server:
@@ -178,3 +181,25 @@ def test_what_is_reported_while_the_server_is_away_arrives_in_order_once_it_is_b
     times = [point.timestamp for point in sorted(points, key=lambda point: point.step)]
     assert times == sorted(times)
     assert [file.path for file in client.list_artifacts(run_on_server, "profile")] == ["profile/raw.json"]
+
+
+def test_what_a_jobs_workers_could_not_send_its_driver_sends_once_it_can(
+    server: Server, run_on_server: str, tmp_path: Path
+) -> None:
+    folder = JobFolder(tmp_path)
+    points = [Point("loss", 1.0 / (1 + step), step, 1_700_000_000_000 + step) for step in range(700)]
+    keep_unsent(folder.unsent, points)
+    where = {"tracking_uri": server.url, "run_id": run_on_server, "incarnation": 3}
+    server.stop()
+    closing = threading.Event()
+    assert not send_left(folder, **where, closing=closing, try_for_s=0.5)
+    assert read_unsent(folder.unsent) == tuple(points), "without MLflow all of them stay"
+    server.start()
+    closing.set()
+    assert send_left(folder, **where, closing=closing), "also if it is told to end meanwhile"
+    history = MlflowClient(server.url).get_metric_history(run_on_server, "loss")
+    assert sorted((point.step, point.value, point.timestamp) for point in history) == [
+        (point.step, point.value, point.time_ms) for point in points
+    ]
+    keep_unsent(folder.unsent, points[:1])
+    assert not send_left(folder, **where | {"incarnation": 2}, closing=closing), "a newer one writes the run"

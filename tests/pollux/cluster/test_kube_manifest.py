@@ -177,3 +177,15 @@ def test_a_folder_of_the_users_at_tmp_is_the_workers_alone() -> None:
     assert [mount["name"] for mount in mounts if mount["mountPath"] == "/tmp"] == ["pollux-tmp"]
     template = json.loads(doc.annotations(pod)[doc.WORKER])
     assert container["volumeMounts"][0] in template["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_the_driver_has_the_users_log_in_to_mlflow_and_no_other_variable_of_theirs() -> None:
+    token = {"secretKeyRef": {"name": "mlflow", "key": "token"}}
+    env = [
+        {"name": "MLFLOW_TRACKING_TOKEN", "valueFrom": token},
+        {"name": "LD_PRELOAD", "value": "/data/theirs.so"},
+    ]
+    pod = made(KubeSettings(jobs_volume=CLAIM), containers=[{"name": "base", "image": "train:1", "env": env}])
+    found = {part["name"]: part for part in pod["spec"]["containers"][0]["env"]}
+    assert found["MLFLOW_TRACKING_TOKEN"]["valueFrom"] == token
+    assert "LD_PRELOAD" not in found

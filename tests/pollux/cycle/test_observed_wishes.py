@@ -59,6 +59,8 @@ WISHES: dict[str, Any] = {
     "reserved_from_unix_s": START_UNIX_S,
     "reserved_until_unix_s": START_UNIX_S + 600,
     "model": "mlp",
+    "estimator": "latency",
+    "latency_limit_s": 0.5,
 }
 
 
@@ -123,6 +125,11 @@ def test_a_job_restarts_from_the_stop_signal_to_its_first_step(
 def test_quotas_are_read_from_json() -> None:
     environ = {"POLLUX_STATE": "state", "POLLUX_QUOTAS": '{"red": 4, "blue": 8}'}
     assert settings(environ).quotas == {"red": 4, "blue": 8}
+
+
+def test_modules_of_estimators_are_read_with_commas() -> None:
+    environ = {"POLLUX_STATE": "state", "POLLUX_ESTIMATORS": "company.estimators, other,"}
+    assert settings(environ).estimators == ("company.estimators", "other")
 
 
 @pytest.mark.parametrize("text", ["red=4", '{"red": -1}', '{"red": "all"}', "[4]"])

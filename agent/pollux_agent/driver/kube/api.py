@@ -5,6 +5,7 @@ take most of the time of a large list. Every answer that is not a success is rai
 """
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,11 +49,12 @@ class KubeError(PolluxAgentError):
 
 @dataclass(slots=True)
 class KubeApi:
-    """The API server behind ``client``; ``num_calls`` counts the requests so far."""
+    """The API server behind ``client``; ``num_calls`` counts the requests so far. Threads may share it."""
 
     client: kube_client.ApiClient
     read_s: float = _READ_S
     num_calls: int = field(default=0, init=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     server_unix_s: float = field(default=0.0, init=False)
     """The server's clock when it answered last, to the second."""
 
@@ -187,7 +189,8 @@ class KubeApi:
         read_s: float | None,
     ) -> urllib3.BaseHTTPResponse:
         what = f"{method} {path}"
-        self.num_calls += 1
+        with self._counting:
+            self.num_calls += 1
         try:
             answer = self.client.call_api(
                 path,

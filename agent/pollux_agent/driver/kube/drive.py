@@ -27,6 +27,7 @@ from pollux_agent.driver.kube.documents import (
     lost_nodes,
 )
 from pollux_agent.driver.kube.files import DriverFiles
+from pollux_agent.driver.kube.left import send_left
 from pollux_agent.driver.kube.manifest import Gang
 from pollux_agent.driver.kube.narrow import Narrowed, narrow
 from pollux_agent.driver.kube.workers import KubeWorkers
@@ -80,6 +81,8 @@ def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
         cache.changed.clear()
         if not driver.turn(time.time(), closing=closing.is_set()):
             break
+    if driver.over:
+        driver.send_left(closing)
     return 0 if driver.over else 1
 
 
@@ -170,6 +173,16 @@ class KubeDriver:
             return not self.over
         return not (closing and not state.placement) and not self._closed_too_long(closing, now_unix_s)
 
+    def send_left(self, closing: threading.Event) -> None:
+        """Once the job is over: its last figures, where MLflow was away at its end."""
+        send_left(
+            self.folder,
+            tracking_uri=self.settings.mlflow_tracking_uri,
+            run_id=annotations(self.own).get(RUN, ""),
+            incarnation=self.driver.state.incarnation,
+            closing=closing,
+        )
+
     def _effective(self, allocation: Allocation, now_unix_s: float) -> Allocation:
         """The allocation, or what is left of it while all of it cannot start."""
         if self._narrowed is not None and not self._narrowed.holds(allocation, now_unix_s):
@@ -219,7 +232,7 @@ class KubeDriver:
     def _tell(self, now_unix_s: float) -> None:
         """Write the state into the pod's annotation: on every change that matters, and once a minute."""
         said = self._said(self.driver.state)
-        if now_unix_s < self._told_unix_s + _TELL_EVERY_S and not self._news(said):
+        if abs(now_unix_s - self._told_unix_s) < _TELL_EVERY_S and not self._news(said):
             return
         meta = self.own["metadata"]
         body = {"metadata": {"annotations": {STATE: encode(said)}}}

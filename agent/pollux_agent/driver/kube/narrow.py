@@ -25,8 +25,9 @@ class Narrowed:
     over: bool = False
 
     def holds(self, allocation: Allocation, now_unix_s: float) -> bool:
-        """Whether it still is about this allocation, and its time is not over."""
-        return not self.over and allocation.decision == self.decision and now_unix_s < self.until_unix_s
+        """Whether it still is about this allocation, and its time is not over, nor the clock set back."""
+        in_time = 0 < self.until_unix_s - now_unix_s <= self.pause_s
+        return not self.over and allocation.decision == self.decision and in_time
 
 
 def narrow(

@@ -166,7 +166,7 @@ class KubeWorkers:
             return None
         pods = self.cache.pods()
         settings = self._gang.settings
-        waited_s = time.monotonic() - self._started_s
+        waited_s = self._waited_s
         for worker in self._workers.values():
             pod = pods.get(worker.name)
             if pod is None:
@@ -189,6 +189,11 @@ class KubeWorkers:
             self._look_again_s = time.monotonic() + _RETRY_S
             logger.info("%s waits for the GPUs of %s, which ends", pod["metadata"]["name"], leaving)
         return bool(leaving)
+
+    @property
+    def _waited_s(self) -> float:
+        """Since the start of the gang."""
+        return time.monotonic() - self._started_s
 
     def _create_due(self) -> None:
         """Rank 0 first; the others once its address is known."""
@@ -213,7 +218,7 @@ class KubeWorkers:
         except KubeError as error:
             if error.status == 409:
                 self._take_over(name)
-            elif error.unavailable:
+            elif error.unavailable or (_over_quota(error) and self._waited_s < gang.settings.place_wait_s):
                 logger.warning("%s could not be created: %s", name, error)
                 self._next_try_s = time.monotonic() + _RETRY_S
             else:
@@ -292,3 +297,8 @@ class KubeWorkers:
         for name, pod in self.cache.pods().items():
             if labels(pod).get(ROLE) == WORKER_ROLE and name not in ours and not is_terminal(pod):
                 yield pod
+
+
+def _over_quota(error: KubeError) -> bool:
+    """Whether a quota is used up; its books lag behind pods that have just ended."""
+    return error.status == 403 and "exceeded quota" in str(error)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _DRIVERS = f"{doc.ROLE}={doc.DRIVER_ROLE}"
 _WORKERS = f"{doc.ROLE}={doc.WORKER_ROLE}"
 _MAX_VIEW_AGE_S = 1.0
@@ -51,8 +51,10 @@ class KubeCluster:
     for jobs in all. ``user_pod`` gives the pod that a submitted job's workers are made from.
 
     Under the lease a view is used for up to a second, with this cluster's own patches applied, so that a
-    cycle's number of calls does not grow with its number of changes.
+    cycle's number of calls does not grow with its number of changes. Patches may come from several threads.
     """
+
+    patches_at_once = 8
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class KubeCluster:
         self._view: tuple[ClusterView, float] | None = None
         self._drivers: dict[str, Json] = {}
         self._lost: frozenset[str] = frozenset()
+        self._changing = threading.Lock()
 
     # --- Cluster
 
@@ -91,10 +94,9 @@ class KubeCluster:
             held.__exit__(None, None, None)
 
     def next_decision(self) -> int:
+        self.observe()
         with translated("decision number"):
-            drivers = self.api.items(self._pods, accept=_METADATA_ONLY, labelSelector=_DRIVERS)
-            largest = max((_decision(pod) for pod in drivers), default=0)
-            number = self._lease.next_decision(largest)
+            number = self._lease.next_decision(max(map(_decision, self._drivers.values()), default=0))
         self._given_out = (number, time.monotonic())
         return number
 
@@ -275,9 +277,13 @@ class KubeCluster:
         return number
 
     def _check_placement(self, placement: Placement) -> None:
+        """Against the view that the caller planned with, under the lease: what a pod of somebody else takes
+        meanwhile, the driver finds out.
+        """
         if not placement:
             return
-        sizes = {node.name: node.gpus for node in self.observe().nodes}
+        view = self._view[0] if self._view is not None and self._leased else self.observe()
+        sizes = {node.name: node.gpus for node in view.nodes}
         for name, gpus in placement.items():
             if gpus > sizes.get(name, 0):
                 has = f"has {sizes[name]} to give" if name in sizes else "is none that gives any"
@@ -318,14 +324,15 @@ class KubeCluster:
 
     def _remember(self, job_id: str, pod: Json, allocation: Allocation) -> None:
         """Apply our own patch to the view that is still in use."""
-        if self._view is None or not self._leased:
-            return
-        view, seen_s = self._view
-        self._drivers[job_id] = pod
-        changed = tuple(
-            replace(job, allocation=allocation) if job.job_id == job_id else job for job in view.jobs
-        )
-        self._view = (ClusterView(nodes=view.nodes, jobs=changed), seen_s)
+        with self._changing:
+            if self._view is None or not self._leased:
+                return
+            view, seen_s = self._view
+            self._drivers[job_id] = pod
+            changed = tuple(
+                replace(job, allocation=allocation) if job.job_id == job_id else job for job in view.jobs
+            )
+            self._view = (ClusterView(nodes=view.nodes, jobs=changed), seen_s)
 
 
 def _path(pod: Json) -> str:

@@ -23,6 +23,7 @@ OPERATOR_LABELS = frozenset(
 """By these KubernetesPodOperator finds its pod: workers must not carry them."""
 
 _JOB_VOLUME = "pollux-job"
+_MLFLOW_LOGIN = "MLFLOW_TRACKING_"
 _TMP = "/tmp"  # noqa: S108 - a mount point
 _LEAVE_LOST_NODES_S = 30
 _GONE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -96,7 +97,7 @@ def driver_pod(
                     "image": image,
                     **_maybe(base, "imagePullPolicy"),
                     "command": [settings.python, "-m", "pollux_agent.cli", "drive"],
-                    "env": _driver_env(settings),
+                    "env": _driver_env(settings, base),
                     "resources": {
                         "requests": {"cpu": "50m", "memory": "128Mi"},
                         "limits": {"memory": "512Mi"},
@@ -199,11 +200,13 @@ def _job_mount(job_id: str) -> dict[str, Any]:
     return {"name": _JOB_VOLUME, "mountPath": doc.JOB_DIR, "subPath": job_id}
 
 
-def _driver_env(settings: KubeSettings) -> list[dict[str, Any]]:
+def _driver_env(settings: KubeSettings, base: Json) -> list[dict[str, Any]]:
+    """Who it is, the settings', and the user's log-in to MLflow for what the workers could not send."""
     fields = {doc.POD_VARIABLE: "metadata.name", doc.NAMESPACE_VARIABLE: "metadata.namespace"}
     own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()]
     extra = {"PYTHONUNBUFFERED": "1", "HOME": _TMP, **settings.driver_env}
-    return [*own, *({"name": name, "value": value} for name, value in extra.items())]
+    login = [part for part in base.get("env") or () if part.get("name", "").startswith(_MLFLOW_LOGIN)]
+    return [*own, *login, *({"name": name, "value": value} for name, value in extra.items())]
 
 
 def _has_account(settings: KubeSettings) -> bool:
