@@ -234,7 +234,7 @@ class Training:
         if samples > history.max_batch_size_seen:
             history.max_batch_size_seen = samples
         history.progress += progress
-        self._parts.schedulers.advance(history.progress)
+        self._parts.schedulers.advance(history.progress, self.target)
         self._lr_factor = step.lr_factor
         if warm and samples == self.plan.batch_size:
             world = self._parts.world
