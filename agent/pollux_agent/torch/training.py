@@ -298,7 +298,7 @@ class Training:
             self._tune_every = max(1, min(2 * self._tune_every, int(parts.report_interval_s / step_s)))
         plan, self._tune_every = self._agree(plan, self._tune_every)
         self._tune_in = self._tune_every
-        if plan != self.plan:
+        if plan != self.plan:  # an equal one must not take its place: the loader would start to read anew
             self.plan = plan
             self._timer.changed()
 
