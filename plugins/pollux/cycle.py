@@ -13,6 +13,7 @@ from pydantic import Field
 from pollux.act import Act, ActionOutcome
 from pollux.cluster.base import MAX_LEASE, Cluster, ClusterView
 from pollux.errors import ClusterUnavailable, Conflict, StoreError, StoreUnavailable
+from pollux.estimators import with_estimates
 from pollux.figures import decision_figures, realised_figures, realised_goodput
 from pollux.jobruns import close_ended_runs, job_records, seen_records
 from pollux.observe import build_snapshot
@@ -107,6 +108,7 @@ def _cycle(
         snapshot = build_snapshot(
             view, known, decision=number, now_unix_s=now, settings=settings, state=state
         )
+        snapshot = with_estimates(snapshot, settings.estimators)
         records.save(number, "snapshot.json", encode(snapshot))
     with watch.step("decide"):  # 3
         decision = decide(snapshot)

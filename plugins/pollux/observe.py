@@ -104,6 +104,7 @@ def _job(
         restarts=max(status.restarts, report.restarts if report else 0),
         restart_s=_restart_s(report),
         max_gpus_seen=max(status.max_gpus_seen, report.max_gpus_seen if report else 0),
+        gpus_seen=report.gpus_seen if report else {},
         fits=report.fits if report else {},
         noise_scale=report.noise_scale if report else None,
         progress=report.progress if report else 0.0,
@@ -118,6 +119,8 @@ def _job(
         priority=spec.priority,
         team=spec.team,
         model=spec.model,
+        estimator=spec.estimator,
+        latency_limit_s=spec.latency_limit_s,
     )
 
 

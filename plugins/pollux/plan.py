@@ -131,5 +131,5 @@ def _check_change(job: Job, placement: Placement, nodes: Mapping[str, Node], *, 
     if gpus and not job.min_gpus <= gpus <= limit:
         raise DecisionError(
             f"job {job.job_id} is given {gpus} GPUs, but may have 0 or {job.min_gpus} to {limit} now "
-            f"(max_gpus {job.max_gpus}, and at most twice the {job.max_gpus_seen} it has run on)"
+            f"(max_gpus {job.max_gpus}, and at most twice the {job.max_gpus_seen} seen so far)"
         )

@@ -30,6 +30,7 @@ class Settings:
     ``fairness_p`` is the policy's own default unless set; ``shadow`` decides and records but writes nothing
     to the cluster or to jobs' runs; ``keep_decisions`` is how many saved decisions stay, all of them by
     default; ``quotas`` bounds the GPUs that the jobs of a team hold together, read from JSON;
+    ``estimators`` are the modules, with commas, whose goodput estimators a job may name by a dotted name;
     ``metrics_token`` is a file with the bearer token that reads the metrics, without which there are none.
     """
 
@@ -52,6 +53,7 @@ class Settings:
     airflow_url: str = ""
     airflow_login: Path | None = None
     metrics_token: Path | None = None
+    estimators: tuple[str, ...] = ()
 
     @property
     def interval(self) -> timedelta:
@@ -90,6 +92,8 @@ def settings(environ: Mapping[str, str] | None = None) -> Settings:
             plain[field] = environ[name]
     if "quotas" in plain:
         plain["quotas"] = _quotas(str(plain["quotas"]))
+    if "estimators" in plain:
+        plain["estimators"] = [name.strip() for name in str(plain["estimators"]).split(",") if name.strip()]
     if "state" not in plain:
         raise ConfigError("POLLUX_STATE: not set; name the state folder of the stack")
     try:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from pollux_agent.model.throughput import ThroughputParams
-from pollux_agent.protocol import DOCUMENT_CONFIG, JobKind, Placement
+from pollux_agent.protocol import DOCUMENT_CONFIG, ESTIMATOR_PATTERN, JobKind, Placement
 
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 Positive = Annotated[int, Field(ge=1, le=2**40, strict=True)]
@@ -16,7 +16,12 @@ NodeGpus = Annotated[int, Field(ge=0, le=1024, strict=True)]
 SearchSize = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
 Weight = Annotated[float, Field(ge=1e-3, le=1e3)]
-Estimator = Literal["training", "throughput", "latency"]
+Estimator = Annotated[str, Field(pattern=ESTIMATOR_PATTERN)]
+MAX_GOODPUT = 1e15
+Goodput = Annotated[float, Field(ge=0, le=MAX_GOODPUT)]
+
+BUILT_IN_ESTIMATORS = frozenset({"training", "throughput", "latency"})
+"""What a job's goodput may be without any code of a user's; Sia section 3.4."""
 
 DEFAULT_RESTART_S = 30.0
 """Restart delay delta of a job of which nothing was measured yet; Pollux section 4.2."""
@@ -44,13 +49,26 @@ class Oracle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
+class GoodputCurve:
+    """What a user-defined estimator says of a job on one type of GPU: goodput in any unit, 0 where useless.
+
+    ``one_node`` is that of 1, 2, ... replicas on a node, ``several_nodes`` that of 2, 3, ... replicas on the
+    fewest nodes, but two at least. Counts beyond the last one are worth nothing.
+    """
+
+    one_node: tuple[Goodput, ...] = ()
+    several_nodes: tuple[Goodput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Job:
     """One active job (running or waiting) at the time of the snapshot.
 
     ``placement`` is what the job holds or was given last; empty while it waits. ``fits`` and
     ``noise_scale`` come from the job's report and were checked: finite and sane, or absent; then
-    ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count it has run on. ``restarts`` counts
-    changes of its allocation so far and ``restart_s`` is its own measured delay, None while unknown.
+    ``remarks`` says why. ``max_gpus_seen`` is the largest GPU count that it has run on, or that an earlier
+    run of its model was measured on. ``restarts`` counts changes of its allocation so far and ``restart_s``
+    is its own measured delay, None while unknown.
     ``progress`` and ``target_progress`` count steps of size M0.
 
     ``gpus_seen`` is the largest count measured per GPU type: a fit of a type that is absent there, or 1,
@@ -61,7 +79,8 @@ class Job:
     until ``reserved_until_unix_s`` the job has first claim on its ``min_gpus``. ``priority`` says how much
     the job counts and ``team`` whose quota it uses. ``model`` names what is trained. ``estimator`` says what
     its goodput is: of a training, the throughput of batch inference, or whether inference of one batch meets
-    ``latency_limit_s`` (Sia section 3.4). ``oracle`` is there in
+    ``latency_limit_s`` (Sia section 3.4), or what ``estimates`` say by GPU type: the answers of the
+    user-defined estimator of that name, without which the job is not fitted. ``oracle`` is there in
     simulations only, and :func:`pollux.policy.decide` shows it to no policy but those declared as oracles.
     """
 
@@ -101,6 +120,7 @@ class Job:
     model: str = ""
     estimator: Estimator = "training"
     latency_limit_s: Seconds | None = None
+    estimates: Mapping[str, GoodputCurve] = Field(default_factory=dict)
     oracle: Oracle | None = None
 
     @property
@@ -172,7 +192,8 @@ class JobDecision:
     """What one job gets and why, in words that its owner understands.
 
     ``goodput`` and ``goodput_now`` are predicted useful samples per second with the new and the present
-    allocation, None where no fit exists; ``speedup`` is against the fair share.
+    allocation, None where no fit exists; ``speedup`` is against the fair share. ``restart_factor`` is as how
+    much of its goodput a change of its allocation counts, None for a policy that does not price restarts.
     """
 
     placement: Placement = Field(default_factory=dict)
@@ -180,6 +201,7 @@ class JobDecision:
     goodput: float | None = None
     goodput_now: float | None = None
     speedup: float | None = None
+    restart_factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

@@ -1,5 +1,7 @@
 """Statistical efficiency of Pollux section 3.1: how much one sample of a larger batch still teaches."""
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -26,3 +28,11 @@ def gain(noise_scale: float, initial_batch_size: ArrayLike, batch_size: ArrayLik
     """
     ratio = np.asarray(batch_size, dtype=np.float64) / np.asarray(initial_batch_size, dtype=np.float64)
     return np.asarray(ratio * efficiency(noise_scale, initial_batch_size, batch_size), dtype=np.float64)
+
+
+def step_gain(noise_scale: float, initial_batch_size: float, batch_size: float) -> float:
+    """:func:`gain` of plain numbers, for every step of a training: numpy takes longer to begin than this."""
+    ratio = batch_size / initial_batch_size
+    if math.isinf(noise_scale):
+        return ratio
+    return ratio * ((noise_scale + initial_batch_size) / (noise_scale + batch_size))

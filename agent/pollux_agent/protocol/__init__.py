@@ -6,11 +6,18 @@ from pollux_agent.protocol.event import DriverEvent, Event
 from pollux_agent.protocol.layout import JobFolder
 from pollux_agent.protocol.outcome import Outcome, Unsaved
 from pollux_agent.protocol.report import MAX_REPORT_CHARS, REPORT_TAG, Report
-from pollux_agent.protocol.spec import DEFAULT_MAX_BATCH_FACTOR, JobKind, JobSpec, ScalingRule
+from pollux_agent.protocol.spec import (
+    DEFAULT_MAX_BATCH_FACTOR,
+    ESTIMATOR_PATTERN,
+    JobKind,
+    JobSpec,
+    ScalingRule,
+)
 
 __all__ = [
     "DEFAULT_MAX_BATCH_FACTOR",
     "DOCUMENT_CONFIG",
+    "ESTIMATOR_PATTERN",
     "MAX_REPORT_CHARS",
     "REPORT_TAG",
     "Allocation",

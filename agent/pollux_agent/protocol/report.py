@@ -25,8 +25,11 @@ class Report:
     samples, None while unknown. ``progress`` and ``target_progress`` count steps of useful progress of
     size M0. ``mean_restart_s`` is the mean time from the stop signal to the first new step, None before
     the first restart; ``first_start_s`` is the time from process start to the first step of the first
-    start. ``restart_phases_s`` has the last restart's seconds by phase: wait (for a step boundary), save,
-    stop, start, load, first_step; a phase that nobody saw both ends of is left out.
+    start. ``max_gpus_seen`` is the largest number of GPUs that this job, or an earlier run of its model whose
+    fit it took up, was measured on, ``gpus_seen`` the same by GPU type: a fit of a type that is absent there,
+    or 1, knows nothing of synchronisation. ``restart_phases_s`` has the last restart's seconds by phase: wait
+    (for a step boundary), save, stop, start, load, first_step; a phase that nobody saw both ends of is left
+    out.
     """
 
     schema: Literal[1] = 1
@@ -40,6 +43,7 @@ class Report:
     max_batch_size: Annotated[int, Field(ge=1, strict=True)]
     max_local_batch_size: Annotated[int, Field(ge=1, strict=True)]
     max_gpus_seen: NonNegativeInt
+    gpus_seen: Mapping[str, NonNegativeInt] = Field(default_factory=dict)
     restart_phases_s: Mapping[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     restarts: NonNegativeInt = 0
     mean_restart_s: Annotated[float, Field(ge=0)] | None = None

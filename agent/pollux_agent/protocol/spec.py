@@ -17,6 +17,9 @@ ScalingRule = Literal["adascale", "sqrt", "linear", "legw", "none"]
 DEFAULT_MAX_BATCH_FACTOR = 32
 """Max batch size over M0 when the user gives none; Pollux section 3.1: works well in most cases."""
 
+ESTIMATOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?$"
+"""A name, or the dotted name of a class as module:class."""
+
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _MAX_TEXT_BYTES = 100_000
@@ -35,11 +38,13 @@ class JobSpec:
     ``max_local_batch_size`` is the largest per-GPU batch m that fits in memory. ``epochs`` counts
     statistical epochs: one is as much progress as one pass over the data makes at M0; None leaves the
     number to the script. ``model`` names what is trained, so that a later run of the same model can start
-    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few), and
-    ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until ``reserved_until_unix_s``
-    (either may be left out) the job has first claim on its ``min_gpus``. ``checkpoint_url`` is where
-    checkpoints go, each job's into a folder of its own: any URL that fsspec knows in the workers; empty: the
-    job's folder.
+    from this one's fit. ``priority`` says how much the job counts against others (1 for all but a few),
+    and ``team`` whose quota of GPUs it uses. From ``reserved_from_unix_s`` until
+    ``reserved_until_unix_s`` (either may be left out) the job has first claim on its ``min_gpus``.
+    ``estimator`` says what its goodput is: of a ``training``, the ``throughput`` of batch inference,
+    whether inference of M0 samples keeps ``latency_limit_s`` (``latency``), or what the user-defined
+    estimator of that name says. ``checkpoint_url`` is where checkpoints go, each job's into a folder of
+    its own: any URL that fsspec knows in the workers; empty: the job's folder.
 
     Raises DocumentError (through the codec) for a missing or malformed field, for max below min, and for
     what is not supported yet.
@@ -67,6 +72,8 @@ class JobSpec:
     team: Annotated[str, Field(max_length=100)] = ""
     reserved_from_unix_s: float | None = None
     reserved_until_unix_s: float | None = None
+    estimator: Annotated[str, Field(pattern=ESTIMATOR_PATTERN)] = "training"
+    latency_limit_s: Annotated[float, Field(gt=0)] | None = None
     env: Mapping[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -108,6 +115,16 @@ class JobSpec:
             raise ValueError(
                 f"reserved_until_unix_s is {ends}, not after reserved_from_unix_s {begins}; "
                 "set it later, or leave one out"
+            )
+        if self.estimator == "latency" and self.latency_limit_s is None:
+            raise ValueError(
+                "estimator is latency, but latency_limit_s is not given; set it to the seconds in which a "
+                "batch of initial_batch_size has to be done"
+            )
+        if self.estimator in ("training", "throughput") and self.latency_limit_s is not None:
+            raise ValueError(
+                f"latency_limit_s is {self.latency_limit_s}, which means nothing to estimator "
+                f"{self.estimator}; leave it out, or set estimator to latency"
             )
         if self.checkpoint_url and not _URL.match(self.checkpoint_url):
             raise ValueError(

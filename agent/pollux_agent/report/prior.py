@@ -1,8 +1,9 @@
-"""The fit of an earlier run of the same model, for a job that has measured nothing yet."""
+"""What earlier runs of the same model have measured, for a job that has measured nothing yet."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pollux_agent.errors import DocumentError
@@ -22,10 +23,20 @@ _CALL_TIMEOUT_S = 10
 _MOST_RUNS = 20
 
 
-def ask_for_prior(
-    tracking_uri: str, run_id: str, gpu_type: str, give: Callable[[ThroughputParams], None]
-) -> threading.Thread | None:
-    """Look for an earlier fit in a thread of its own, and ``give`` it if there is one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What earlier runs of a model hand on: fits by GPU type, and up to how many GPUs they were measured.
+
+    ``gpus_seen`` says it by type, where their reports know it; ``max_gpus_seen`` is the largest of all.
+    """
+
+    fits: Mapping[str, ThroughputParams]
+    gpus_seen: Mapping[str, int]
+    max_gpus_seen: int
+
+
+def ask_for_prior(tracking_uri: str, run_id: str, give: Callable[[Earlier], None]) -> threading.Thread | None:
+    """Look for earlier fits in a thread of its own, and ``give`` them, from there, if there are any.
 
     None where there is no run to look from. Training does not wait for it, and no fault reaches training.
     """
@@ -34,12 +45,12 @@ def ask_for_prior(
 
     def look() -> None:
         try:
-            found = earlier_fit(connect(tracking_uri, timeout_s=_CALL_TIMEOUT_S), run_id, gpu_type)
+            found = earlier_runs(connect(tracking_uri, timeout_s=_CALL_TIMEOUT_S), run_id)
         except Exception as error:  # noqa: BLE001 - the thread's outermost edge
             logger.info("no earlier run of this model was read: %s", in_words(error, tracking_uri))
             return
         if found is not None:
-            logger.info("the fit of an earlier run of this model is the prior on %s", gpu_type)
+            logger.info("fits of earlier runs of this model are the prior on %s", ", ".join(found.fits))
             give(found)
 
     thread = threading.Thread(target=look, name="pollux-prior", daemon=True)
@@ -47,10 +58,10 @@ def ask_for_prior(
     return thread
 
 
-def earlier_fit(client: "MlflowClient", run_id: str, gpu_type: str) -> ThroughputParams | None:
-    """The newest usable fit on ``gpu_type`` of another run of the same experiment that trains the same model.
+def earlier_runs(client: "MlflowClient", run_id: str) -> Earlier | None:
+    """What other runs of the same experiment that train the same model know; of each GPU type the newest fit.
 
-    None for a run that names no model, and where no earlier report can be read; raises what MLflow raises.
+    None for a run that names no model, and where no earlier fit can be used; raises what MLflow raises.
     """
     run = client.get_run(run_id)
     model = run.data.params.get(MODEL_PARAM, "")
@@ -63,16 +74,24 @@ def earlier_fit(client: "MlflowClient", run_id: str, gpu_type: str) -> Throughpu
         order_by=["attributes.start_time DESC"],
         max_results=_MOST_RUNS,
     )
+    fits: dict[str, ThroughputParams] = {}
+    gpus_seen: dict[str, int] = {}
+    most = 0
     for other in runs:
-        if other.info.run_id != run_id and (fit := _fit(other.data.tags.get(REPORT_TAG), gpu_type)):
-            return fit
-    return None
+        report = _report(other.data.tags.get(REPORT_TAG))
+        if report is None or other.info.run_id == run_id:
+            continue
+        new = {kind: fit for kind, fit in report.fits.items() if kind not in fits and is_sane(fit)}
+        if new:
+            fits |= new
+            gpus_seen |= {kind: num_gpus for kind, num_gpus in report.gpus_seen.items() if kind in new}
+            most = max(most, report.max_gpus_seen)
+    return Earlier(fits=fits, gpus_seen=gpus_seen, max_gpus_seen=most) if fits else None
 
 
-def _fit(report: str | None, gpu_type: str) -> ThroughputParams | None:
-    """The report's fit on ``gpu_type``, None where it cannot be read or cannot be."""
+def _report(text: str | None) -> Report | None:
+    """The report, None where it cannot be read."""
     try:
-        fit = decode(Report, report).fits.get(gpu_type) if report is not None else None
+        return decode(Report, text) if text is not None else None
     except DocumentError:
         return None
-    return fit if fit is not None and is_sane(fit) else None

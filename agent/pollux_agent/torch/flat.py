@@ -8,6 +8,11 @@ from torch import Tensor
 _WIDE = (torch.float32, torch.float64)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which squares of ``dtype`` are taken: those of half precision overflow."""
+    return dtype if dtype in _WIDE else torch.float32
+
+
 def by_kind(params: Sequence[Tensor]) -> list[list[int]]:
     """Numbers of ``params`` by device and type: each list fits into one flat tensor."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -23,7 +28,7 @@ def views_of(flat: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pack(flat: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Write ``gradients`` one behind the other into ``flat``; zeros for those that are None."""
+    """Write ``gradients`` one behind the other into ``flat``, in its type; zeros for those that are None."""
     dense = [part for part in gradients if part is not None and not part.is_sparse]
     if len(dense) == len(gradients):
         torch.cat([part.reshape(-1) for part in dense], out=flat)
@@ -39,8 +44,7 @@ def dot(first: Tensor, second: Tensor) -> Tensor:
 
     Half precision is widened first, since its squares overflow.
     """
-    if first.dtype not in _WIDE:
-        first = first.float()
+    first = first.to(wide(first.dtype))
     if second.dtype is not first.dtype:
         second = second.to(first.dtype)
     product = torch.dot(first, second)

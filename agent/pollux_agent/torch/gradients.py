@@ -302,12 +302,10 @@ class GradientSync:
         self._phase = _FINISHED
 
     def _single_gradient(self) -> Gradient:
-        flats = []
-        for group in self._groups:
+        flats = self._probe.room(self._params, self._groups)
+        for group, flat in zip(self._groups, flats, strict=True):
             own = [self._params[number] for number in group]
-            flat = torch.empty(sum(p.numel() for p in own), dtype=own[0].dtype, device=own[0].device)
             pack(flat, own, [param.grad for param in own])
-            flats.append(flat)
         return Gradient(flats=flats, used=[param.grad is not None for param in self._params])
 
     def _follow_frozen(self) -> None:

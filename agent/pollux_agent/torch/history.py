@@ -17,7 +17,8 @@ class History:
     metric was logged at; ``restart_s`` sums the seconds from stop signal to first new step over
     ``timed_restarts`` restarts (one after a crash has no signal to time from). ``trusted_batch_size`` is the
     largest batch whose training was seen to follow its progress, ``held_batch_size`` the one not to pass any
-    more; both 0 where nobody watches (pollux_agent.torch.watch).
+    more; both 0 where nobody watches (pollux_agent.torch.watch). ``max_gpus_seen`` and, by GPU type,
+    ``gpus_seen`` are the largest numbers of GPUs that were measured, in an earlier run of the model as well.
     """
 
     step: int = 0
@@ -29,6 +30,7 @@ class History:
     restart_s: float = 0.0
     first_start_s: float | None = None
     max_gpus_seen: int = 0
+    gpus_seen: dict[str, int] = field(default_factory=dict)
     max_batch_size_seen: int = 0
     trusted_batch_size: int = 0
     held_batch_size: int = 0
@@ -44,6 +46,11 @@ class History:
         if not self.held_batch_size:
             return limits.max_batch_size
         return max(limits.initial_batch_size, min(limits.max_batch_size, self.held_batch_size))
+
+    def measured(self, gpu_type: str, num_gpus: int) -> None:
+        """Steps on so many GPUs of that type are behind what its fit says."""
+        self.gpus_seen[gpu_type] = max(self.gpus_seen.get(gpu_type, 0), num_gpus)
+        self.max_gpus_seen = max(self.max_gpus_seen, num_gpus)
 
     def count_restart(self, seconds: float | None) -> None:
         """A restarted job made its first new step, ``seconds`` after the stop signal if there was one."""

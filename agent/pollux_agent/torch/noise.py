@@ -17,7 +17,7 @@ which gives, unbiased for micro-batches of any sizes,
 For equal b_i this is McCandlish et al. 2018, appendix A.1. Only the sum over i and |x|^2 enter, so where a
 micro-batch ran (replica or accumulation) makes no difference. On one GPU without accumulation the
 gradients of two consecutive steps stand for x_1 and x_2 (differenced estimator, Wang and Yu 2017): the
-same formula, under P of the later step, with a bias that vanishes with the movement of the weights.
+same formula, under one P from before both, with a bias that vanishes with the movement of the weights.
 
 phi = tr(S) / |G|^2 (Pollux section 3.1) is a ratio of noisy numbers, so numerator and denominator are
 averaged first, each by an exponential moving average over estimates divided by 1 - theta^count.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from pollux_agent.torch.flat import dot
+from pollux_agent.torch.flat import dot, wide
 
 _log = logging.getLogger(__name__)
 
@@ -144,10 +144,10 @@ def preconditioner(
 
 
 class Metric:
-    """Products of gradients as P weighs them, sum_j P_j^2 x_j y_j, with P as it was when this was made.
+    """Squared norms of gradients as P weighs them, |P x|^2, with P as it was when this was made.
 
     Gradients are flat: ``groups`` lists the numbers of the parameters in each flat tensor, in order.
-    Parameters whose P is not known yet are left out.
+    Parameters whose P is not known yet are left out: they weigh 0.
     """
 
     def __init__(
@@ -170,51 +170,64 @@ class Metric:
                     diagonals[number[param]] = diagonal[place] if diagonal is not None else None
         self.known = bool(diagonals)
         """Whether any parameter's P is known."""
-        self._params = params
-        self._squares = [_squares([params[number] for number in group], group, diagonals) for group in groups]
+        self._params, self._groups = params, groups
+        self._scales = [_scale([params[number] for number in group], group, diagonals) for group in groups]
+        self._room: dict[int, Tensor] = {}
 
-    def fits(self, params: Sequence[Tensor]) -> bool:
-        """Whether it was made for these very parameters."""
-        return params is self._params
+    def fits(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> bool:
+        """Whether it was made for these very parameters, laid out like this."""
+        return params is self._params and groups == self._groups
 
-    def dot(self, group: int, first: Tensor, second: Tensor) -> Tensor:
-        """The product over one group, as one number on its device."""
-        return dot(self._weighed(group, first), second)
+    def weigh(self, flats: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Make P x of each x in place."""
+        for flat, scale in zip(flats, self._scales, strict=True):
+            if scale is not None:
+                flat.mul_(scale)
+        return flats
+
+    def weighed(self, group: int, flat: Tensor) -> Tensor:
+        """P x of one group, until it is asked for the next one of that group.
+
+        On a CPU it stays in one place: there the first touch of new memory takes longer than the product.
+        """
+        scale = self._scales[group]
+        if scale is None:
+            return flat
+        if scale.device.type != "cpu":
+            return flat * scale
+        if group not in self._room:
+            self._room[group] = torch.empty_like(scale)
+        return torch.mul(flat, scale, out=self._room[group])
+
+    def sqr(self, group: int, flat: Tensor) -> Tensor:
+        """|P x|^2 over one group, as one number on its device."""
+        weighed = self.weighed(group, flat)
+        return dot(weighed, weighed)
 
     def norm(self, flats: Sequence[Tensor]) -> Tensor:
         """|P x|^2 over all groups."""
-        return _sum([self.dot(group, flat, flat) for group, flat in enumerate(flats)])
-
-    def norm_and_product(self, flats: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """|P x|^2, and the product with ``other``."""
-        weighed = [self._weighed(group, flat) for group, flat in enumerate(flats)]
-        norm = _sum([dot(*pair) for pair in zip(weighed, flats, strict=True)])
-        return norm, _sum([dot(*pair) for pair in zip(weighed, other, strict=True)])
-
-    def _weighed(self, group: int, flat: Tensor) -> Tensor:
-        squares = self._squares[group]
-        return flat if squares is None else flat * squares
+        return total([self.sqr(group, flat) for group, flat in enumerate(flats)])
 
 
-def _sum(parts: Sequence[Tensor]) -> Tensor:
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of numbers that may be on several devices, on the first one's."""
     return parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum()
 
 
-def _squares(
+def _scale(
     params: Sequence[Tensor], numbers: Sequence[int], diagonals: Mapping[int, Tensor | None]
 ) -> Tensor | None:
-    """P^2 of the parameters as one flat tensor, None where P = I for all; 0 where it is not known."""
+    """P of the parameters as one flat tensor, None where P = I for all; 0 where it is not known."""
     if all(number in diagonals and diagonals[number] is None for number in numbers):
         return None
     parts = []
     for number, param in zip(numbers, params, strict=True):
-        dtype = param.dtype if param.dtype in (torch.float32, torch.float64) else torch.float32
+        dtype = wide(param.dtype)
         diagonal = diagonals.get(number)
         if diagonal is None:
             diagonal = torch.full((), float(number in diagonals), dtype=dtype, device=param.device)
         parts.append(diagonal.to(dtype).expand(param.shape).reshape(-1))
-    flat = torch.cat(parts)
-    return flat.mul_(flat)
+    return torch.cat(parts)
 
 
 def _has_stepped(optimizer: Optimizer, param: Tensor) -> bool:

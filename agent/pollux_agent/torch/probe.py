@@ -1,21 +1,26 @@
 """Measures a step's gradients for the noise scale, on some steps only, without waiting for the device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pollux_agent.torch.flat import views_of
+from pollux_agent.torch.flat import dot, views_of, wide
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
-from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner
+from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner, total
 
 WARM_UP_ESTIMATES = 20
 """So many first estimates come from consecutive steps: the first ones decide the first batch size."""
-METRIC_AGE = 10
-"""Steps for which P is used at most; a tenth of the steps made so far, since early on it changes quickly."""
+METRIC_AGE = 50
+"""Steps for which P is used at most; a tenth of the steps made so far, since early on it changes quickly.
+
+In 50 steps Adam (beta2 = 0.999) renews 5 % of v, so P moves by less than 3 %, and an estimate is unbiased
+under whatever P its gradients share. The noise scale itself is an average over the last 50 estimates.
+"""
+_SPARES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +33,12 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    """``sqr`` is its squared norm under ``metric``, if that is known."""
+    """A gradient as ``metric`` weighs it; ``sqr`` is its squared norm if that is known."""
 
     step: int
     num_samples: int
     gradient: Gradient
-    metric: Metric | None = None
+    metric: Metric
     sqr: Tensor | None = None
 
 
@@ -70,6 +75,8 @@ class NoiseProbe:
         self._measures = self._remembers = False
         self._remembered: _Remembered | None = None
         self._remembering: _Remembered | None = None
+        self._spares: list[Sequence[Tensor]] = []
+        self._spares_of: Sequence[Tensor] | None = None
         self._inverse_scale = 1.0
         self._count: float = 0.0
         self._weighted: Tensor | float = 0.0
@@ -82,17 +89,17 @@ class NoiseProbe:
         self._step_samples = step_samples
         self._count = self._weighted = self._mean = 0.0
         self._remembering = None
-        pairs = not several and self._remembered is not None and self._remembered.step == self._step - 1
+        before = self._remembered
+        pairs = before is not None and before.step == self._step - 1 and before.metric.fits(params, groups)
         self._remembers = not several and self._due(self._step + 1)
         self._measures = self._due(self._step) and (several or pairs)
-        if self._measures or self._remembers:
-            self._inverse_scale = (
-                1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
-            )
-        if self._measures:
-            self._measures = self._current_metric(params, groups).known
-        elif not self._remembers:
-            self._metric = None
+        if not (self._measures or self._remembers):
+            return
+        self._inverse_scale = 1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
+        if several or self._remembers:
+            known = self._current_metric(params, groups).known
+            self._measures &= known or not several
+            self._remembers &= known
 
     @property
     def measures(self) -> bool:
@@ -121,12 +128,31 @@ class NoiseProbe:
     def see(self, group: int, flat: Tensor, factor: float) -> None:
         """A group of the micro-batch's gradient; ``factor`` times its squared norm is b_i |x_i|^2."""
         if self._metric is not None:
-            self._weighted = factor * self._metric.dot(group, flat, flat) + self._weighted
+            self._weighted = factor * self._metric.sqr(group, flat) + self._weighted
 
     def see_mean(self, flats: Sequence[Tensor]) -> None:
         """The finished gradient of a step of several micro-batches."""
         if self._metric is not None:
             self._mean = self._metric.norm(flats)
+
+    def room(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Sequence[Tensor]:
+        """A flat tensor for each group of a gradient, wide enough for squares, for :meth:`see_single`.
+
+        On a CPU those of a gradient that is done with: the first touch of new memory costs more than a copy.
+        """
+        if self._spares_of is not params:
+            self._spares.clear()
+            self._spares_of = params
+        if self._spares:
+            return self._spares.pop()
+        return [
+            torch.empty(
+                sum(params[number].numel() for number in group),
+                dtype=wide(params[group[0]].dtype),
+                device=params[group[0]].device,
+            )
+            for group in groups
+        ]
 
     def see_single(
         self, params: Sequence[Tensor], groups: Sequence[Sequence[int]], gradient: Gradient
@@ -135,23 +161,32 @@ class NoiseProbe:
         if self._inverse_scale != 1.0:
             for flat in gradient.flats:
                 flat.mul_(self._inverse_scale)
-        metric = self._metric if self._measures else None
-        before, sqr = self._remembered, None
-        if metric is not None and before is not None:
+        before, sqr, flats = self._remembered, None, gradient.flats
+        if self._measures and before is not None:
+            if self._remembers and before.metric is not self._metric:
+                weighed: Sequence[Tensor] = [before.metric.weighed(*pair) for pair in enumerate(flats)]
+            else:
+                weighed = before.metric.weigh(flats)
             if before.gradient.used == gradient.used:
-                sqr = self._see_pair(metric, before, before.gradient.flats, gradient.flats)
+                sqr = self._see_pair(before.num_samples, before.gradient.flats, weighed, before.sqr)
             else:
                 shared = [one and two for one, two in zip(before.gradient.used, gradient.used, strict=True)]
-                first, second = (_only(each, shared, params, groups) for each in (before.gradient, gradient))
-                self._see_pair(metric, replace(before, metric=None), first, second)
-        if self._remembers:
-            self._remembering = _Remembered(
-                step=self._step,
-                num_samples=self._step_samples,
-                gradient=gradient,
-                metric=metric,
-                sqr=sqr,
-            )
+                first = _only(before.gradient.flats, shared, params, groups)
+                self._see_pair(before.num_samples, first, _only(weighed, shared, params, groups))
+            if weighed is not flats:
+                sqr = None
+        if not self._remembers or self._metric is None:
+            self._done_with(gradient)
+            return
+        if not self._measures or before is None or before.metric is not self._metric:
+            self._metric.weigh(flats)
+        self._remembering = _Remembered(
+            step=self._step,
+            num_samples=self._step_samples,
+            gradient=gradient,
+            metric=self._metric,
+            sqr=sqr,
+        )
 
     def measured(self, *, several: bool) -> Measured | None:
         """What the step's figures are about, None if it gives none."""
@@ -164,6 +199,8 @@ class NoiseProbe:
 
     def finish_step(self) -> None:
         """The step counts; the next one begins."""
+        if self._remembered is not None:
+            self._done_with(self._remembered.gradient)
         self._remembered, self._remembering = self._remembering, None
         self._measures = self._remembers = False
         self._step += 1
@@ -197,28 +234,37 @@ class NoiseProbe:
         self._remembered = self._metric = None
         self.abandon_step()
 
+    def _done_with(self, gradient: Gradient) -> None:
+        if len(self._spares) < _SPARES and all(flat.device.type == "cpu" for flat in gradient.flats):
+            self._spares.append(gradient.flats)
+
     def _due(self, step: int) -> bool:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0
 
     def _current_metric(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Metric:
         age = self._step - self._metric_step
         metric = self._metric
-        if metric is None or not metric.fits(params) or age >= min(METRIC_AGE, self._step // 10):
+        if metric is None or not metric.fits(params, groups) or age >= min(METRIC_AGE, self._step // 10):
             metric = self._metric = Metric(params, self._optimizers, groups)
             self._metric_step = self._step
         return metric
 
     def _see_pair(
-        self, metric: Metric, before: _Remembered, first: Sequence[Tensor], second: Sequence[Tensor]
+        self,
+        one: int,
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        first_sqr: Tensor | None = None,
     ) -> Tensor:
-        """Consecutive gradients as two micro-batches of one step, over the parameters that both have.
+        """Consecutive gradients, of ``one`` and of this step's samples, as two micro-batches of one step.
 
         sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. Gives |x_2|^2.
         """
-        one, two = before.num_samples, self._step_samples
-        known = before.sqr is not None and before.metric is metric
-        first_sqr = before.sqr if known and before.sqr is not None else metric.norm(first)
-        second_sqr, product = metric.norm_and_product(second, first)
+        two = self._step_samples
+        if first_sqr is None:
+            first_sqr = total([dot(flat, flat) for flat in first])
+        second_sqr = total([dot(flat, flat) for flat in second])
+        product = total([dot(*pair) for pair in zip(first, second, strict=True)])
         self._count = 2.0
         self._weighted = one * first_sqr + two * second_sqr
         self._mean = (one * one * first_sqr + 2 * one * two * product + two * two * second_sqr) / (
@@ -228,10 +274,10 @@ class NoiseProbe:
 
 
 def _only(
-    gradient: Gradient, kept: Sequence[bool], params: Sequence[Tensor], groups: Sequence[Sequence[int]]
+    flats: Sequence[Tensor], kept: Sequence[bool], params: Sequence[Tensor], groups: Sequence[Sequence[int]]
 ) -> Sequence[Tensor]:
-    """The flat gradient with zeros for all parameters but those ``kept``."""
-    flats = [flat.clone() for flat in gradient.flats]
+    """A flat gradient with zeros for all parameters but those ``kept``."""
+    flats = [flat.clone() for flat in flats]
     for flat, group in zip(flats, groups, strict=True):
         for number, view in zip(group, views_of(flat, [params[number] for number in group]), strict=True):
             if not kept[number]:

@@ -39,6 +39,11 @@ class Profile:
         times.optim_s.append(optim_s)
         times.count += 1
 
+    @property
+    def most_replicas(self) -> int:
+        """The largest number of replicas that was measured, 0 before the first step."""
+        return max((num_replicas for _, num_replicas, _ in self._times), default=0)
+
     def observations(self) -> list[Observation]:
         """One observation a configuration, for the fit."""
         return [

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.model.efficiency import gain
+from pollux_agent.model.efficiency import step_gain
 
 WARM_UP_STEPS = 200
 """Length of LEGW's warm-up where a job spec names the rule: steps at M0."""
@@ -46,7 +46,7 @@ class AdaScale:
     def factor(self, *, batch_size: int, initial_batch_size: int, noise_scale: float | None) -> float:
         if noise_scale is None:
             return min(1.0, batch_size / initial_batch_size)
-        return float(gain(noise_scale, initial_batch_size, batch_size))
+        return step_gain(noise_scale, initial_batch_size, batch_size)
 
 
 class SquareRoot:

@@ -115,8 +115,12 @@ class Stepper:
                 return original(closure) if closure is not None else original()
             loss = closure() if closure is not None else None
             if micro.last and not (self._result or self._finish(micro)).skip:
-                with scaled_lr(optimizer, self._lr_factor * self._schedule()):
+                factor = self._lr_factor * self._schedule()
+                if factor == 1:
                     original()
+                else:
+                    with scaled_lr(optimizer, factor):
+                        original()
                 self._updated = True
             return loss
 
@@ -126,9 +130,6 @@ class Stepper:
 @contextmanager
 def scaled_lr(optimizer: Optimizer, factor: float) -> Iterator[None]:
     """Every group's learning rate times ``factor``, until the end of the block."""
-    if factor == 1:
-        yield
-        return
     rates = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate * factor

@@ -164,6 +164,7 @@ class Telemetry:
             max_batch_size=history.batch_size_limit(limits),
             max_local_batch_size=limits.max_local_batch_size,
             max_gpus_seen=history.max_gpus_seen,
+            gpus_seen=dict(history.gpus_seen),
             restart_phases_s=dict(state.restart_phases_s),
             restarts=history.restarts,
             mean_restart_s=history.mean_restart_s,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from pollux_agent.errors import CheckpointError
-from pollux_agent.model.efficiency import gain
-from pollux_agent.report.prior import ask_for_prior
+from pollux_agent.model.efficiency import step_gain
+from pollux_agent.report.prior import Earlier, ask_for_prior
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import process_age_s
@@ -57,7 +57,7 @@ def progress_of_step(
     """
     if batch_size <= initial_batch_size or not adaptive:
         return batch_size / initial_batch_size
-    return 1.0 if noise_scale is None else float(gain(noise_scale, initial_batch_size, batch_size))
+    return 1.0 if noise_scale is None else step_gain(noise_scale, initial_batch_size, batch_size)
 
 
 class Training:
@@ -74,12 +74,12 @@ class Training:
         self._tune_in = self._tune_every = FIRST_TUNE_STEPS
         self._tuned_s = self._reported_s = time.monotonic()
         self.target: float | None = None
+        self._handed_on: list[Earlier] = []
         parts.schedulers.resume(self._history.progress)
         self.plan = self._agree(self._choose(None), 0)[0]
         settings = parts.settings
         if settings is not None and parts.world.rank == 0 and parts.tuner.params is None:
-            tracked = (settings.mlflow_tracking_uri, settings.mlflow_run_id)
-            ask_for_prior(*tracked, parts.gpu_type, parts.tuner.learn)
+            ask_for_prior(settings.mlflow_tracking_uri, settings.mlflow_run_id, self._handed_on.append)
 
     @property
     def finished(self) -> bool:
@@ -280,9 +280,12 @@ class Training:
         """Fit and choose on rank 0, then agree; again after twice the steps, or a report interval."""
         parts, plan = self._parts, self.plan
         if parts.world.rank == 0:
+            while self._handed_on:
+                self._take_up(self._handed_on.pop())
             parts.tuner.refit(self._profile)
             if parts.tuner.params is not None:
                 parts.trained.fits[parts.gpu_type] = parts.tuner.params
+                self._history.measured(parts.gpu_type, self._profile.most_replicas)
             plan = self._choose(self.plan)
             now = time.monotonic()
             step_s = (now - self._tuned_s) / self._tune_every
@@ -293,6 +296,22 @@ class Training:
         if plan != self.plan:
             self.plan = plan
             self._timer.changed()
+
+    def _take_up(self, earlier: Earlier) -> None:
+        """Go on from what an earlier run of the same model has measured, and up to how many GPUs.
+
+        With its fit alone the job would see that no single doubling of its GPUs pays for its restart, and
+        stay small where one that knows nothing hopes for more, grows, and finds out.
+        """
+        parts = self._parts
+        for gpu_type, fit in earlier.fits.items():
+            if gpu_type == parts.gpu_type:
+                parts.tuner.learn(fit)
+            else:
+                parts.trained.fits.setdefault(gpu_type, fit)
+        for gpu_type, num_gpus in earlier.gpus_seen.items():
+            self._history.measured(gpu_type, num_gpus)
+        self._history.max_gpus_seen = max(self._history.max_gpus_seen, earlier.max_gpus_seen)
 
     def _choose(self, current: BatchPlan | None) -> BatchPlan:
         largest = self._history.max_batch_size_seen

@@ -55,8 +55,7 @@ def _print(decision: "Decision", explanation: "Explanation") -> None:
         explanation.reason,
         f"what binds: {explanation.binding}",
         _goodput(explanation),
-        f"a restart takes it {explanation.restart_s:.0f} s; with its history that leaves "
-        f"{explanation.restart_factor:.0%} of what a change would give",
+        _restart(decision, explanation),
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)
@@ -75,6 +74,16 @@ def _print(decision: "Decision", explanation: "Explanation") -> None:
             ", ".join(marks),
         )
     console.print(table)
+
+
+def _restart(decision: "Decision", explanation: "Explanation") -> str:
+    takes = f"a restart takes it {explanation.restart_s:.0f} s"
+    if explanation.restart_factor is None:
+        return f"{takes}, which policy {decision.policy} does not price"
+    return (
+        f"{takes}, for which {decision.policy} counts a change of its GPUs at "
+        f"{explanation.restart_factor:.2f} of its worth"
+    )
 
 
 def _goodput(explanation: "Explanation") -> str:

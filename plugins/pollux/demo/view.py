@@ -104,7 +104,8 @@ def _row(job: JobView, watching: Watching, colour: str) -> tuple[Text | Progress
 
 def _words(job: JobView, watching: Watching) -> str:
     if job.phase is None:
-        return f"{job.name}: {watching.runs.get(job.name, 'not submitted')}"
+        run = watching.runs.get(job.name)
+        return f"{job.name}: run {run} in Airflow" if run else f"{job.name}: not submitted"
     parts = [f"{job.name}: {job.phase}", f"{job.gpus} GPUs"]
     if job.goodput and job.phase == "running":
         parts.append(f"{job.goodput:,.0f} useful samples/s at batch {job.batch_size}")

@@ -91,6 +91,8 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         team: str | None = None,
         reserved_from_unix_s: float | None = None,
         reserved_until_unix_s: float | None = None,
+        estimator: str | None = None,
+        latency_limit_s: float | None = None,
         env: Mapping[str, str] | None = None,
         fresh: bool | str = False,
         cluster: str | None = None,
@@ -122,6 +124,8 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             "team": team,
             "reserved_from_unix_s": reserved_from_unix_s,
             "reserved_until_unix_s": reserved_until_unix_s,
+            "estimator": estimator,
+            "latency_limit_s": latency_limit_s,
             "env": env,
         }
         given = {field: value for field, value in given.items() if value is not None}

@@ -71,6 +71,7 @@ def answer(
                 goodput=_figure(goodput[row]) if reasons[row].fitted else None,
                 goodput_now=_figure(options.now[row]) if reasons[row].fitted else None,
                 speedup=_figure(goodput[row] / options.fair[row]),
+                restart_factor=_figure(factor[row]),
             )
             for row, job in enumerate(jobs)
         },

@@ -54,10 +54,12 @@ def must_get(snapshot: Snapshot, options: Options, rounds: Ints) -> Bools:
     all_fit = int(least[movable].sum()) <= int(options.hardware.free.sum())
     starving = movable & ~reserved & (rounds > PATIENCE_ROUNDS) & all_fit
     left = options.limit.copy()
+    entries = np.argsort(options.entry_option, kind="stable")
+    bounds = np.searchsorted(options.entry_option[entries], np.arange(len(options.job) + 1))
     for row in [*np.flatnonzero(reserved), *_longest_first(starving, rounds)]:
         first, last = np.searchsorted(options.job, [row, row + 1])
         for option in sorted(range(first, last), key=lambda option: (int(options.gpus[option]), option)):
-            entry = options.entry_option == option
+            entry = entries[bounds[option] : bounds[option + 1]]
             rows, amounts = options.entry_row[entry], options.entry_amount[entry]
             if np.all(amounts <= left[rows]):
                 left[rows] -= amounts

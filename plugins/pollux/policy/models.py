@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from pollux.policy.tables import is_adaptive, params_of
+import numpy as np
+
+from pollux.policy.tables import Floats, Ints, goodputs, is_adaptive, models_of, params_of
 from pollux.snapshot import Job, Node, Snapshot
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import ThroughputParams
@@ -40,8 +42,23 @@ def job_limit(job: Job) -> int:
     return max(job.gpu_limit, min(job.num_gpus, job.max_gpus))
 
 
+def best_goodputs(job: Job, gpu_types: Sequence[str], num_nodes: Ints, num_gpus: Ints) -> Floats:
+    """Goodput (T, n) of the job on each type of GPU, on ``num_gpus[i]`` GPUs of ``num_nodes[i]`` nodes.
+
+    As :func:`pollux.policy.tables.goodputs`, but that of a training is exact.
+    """
+    if not gpu_types:
+        return np.zeros((0, len(num_gpus)))
+    if job.estimator == "training":
+        values = [model.best(num_nodes, num_gpus).goodput for model in job_models(job, gpu_types)]
+    else:
+        models, one = models_of([job], gpu_types), np.zeros(num_gpus.shape, dtype=np.int64)
+        values = [goodputs(models, one, one + kind, num_nodes, num_gpus) for kind in range(len(gpu_types))]
+    return np.array(values)
+
+
 def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
-    """The job's goodput model on each type of GPU, as :func:`pollux.policy.tables.params_of` has it.
+    """A training's goodput model on each type of GPU, as :func:`pollux.policy.tables.params_of` has it.
 
     With no usable fit, or no noise scale for an adaptive job, it counts as scaling perfectly.
     """
@@ -61,8 +78,3 @@ def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:
     fits = [ThroughputParams(**dict(zip(_FIELDS, each.tolist(), strict=True))) for each in params[0]]
     pairs = zip(fits, limits, strict=True)
     return [GoodputModel(fit, job.noise_scale, each, adaptive) for fit, each in pairs]
-
-
-def is_fitted(job: Job) -> bool:
-    """Whether the job's goodput can be predicted in samples per second."""
-    return bool(params_of([job], ("",))[1][0]) and (job.noise_scale is not None or not is_adaptive(job))

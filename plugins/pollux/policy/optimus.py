@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pollux.policy.models import job_limit, job_models, standing_jobs
+from pollux.policy.models import best_goodputs, job_limit, standing_jobs
 from pollux.policy.packing import Room, keeps
 from pollux.snapshot import Decision, Job, JobDecision, Snapshot
 
@@ -92,7 +92,7 @@ def _gains(job: Job, width: int) -> list[float]:
         times, remaining = job.oracle.step_time_s[:limit], job.oracle.remaining_steps
     else:
         gpus = np.arange(1, limit + 1)
-        rate = job_models(job, ("",))[0].best(-(-gpus // width), gpus).goodput
+        rate = best_goodputs(job, [min(job.estimates, default="")], -(-gpus // width), gpus)[0]
         times = tuple(np.divide(1.0, rate, out=np.full(limit, np.inf), where=rate > 0).tolist())
         goal = job.progress + 1.0 if job.target_progress is None else job.target_progress
         remaining = max(goal - job.progress, 0.0) * job.initial_batch_size

@@ -267,33 +267,44 @@ def _capacity(
     least that size take no more GPUs than virtual nodes of at least that size have. Only sizes above the
     smallest virtual node need a row of their own. What a job leaves of the last node that it spans serves
     jobs within a node. Jobs that span nodes, and where ``padded`` those that take one whole whose GPUs are no
-    power of two, take no more nodes of a width than there are.
+    power of two, take no more nodes of a width than there are. Where ``padded`` a count whose next power of
+    two fits nowhere counts as one of the largest nodes, and there are no more of those than nodes that have
+    so many GPUs.
     """
     options, rows, amounts, limits = [], [], [], []
     for index in range(len(hardware.types)):
         mine = np.flatnonzero(kind == index)
         of_kind = hardware.kind == index
         free = hardware.free[of_kind]
+        pools, counts = np.unique(hardware.width[of_kind & hardware.whole], return_counts=True)
+        largest = int(free.max(initial=0))
         size = gpus[mine].copy()
         if padded:
-            size = np.where(size > 0, 2 ** np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64), 0)
-            size = np.where(np.isin(gpus[mine], free), gpus[mine], size)
+            power = 2 ** np.ceil(np.log2(np.maximum(size, 1))).astype(np.int64)
+            alone = (power > largest) & (width[mine] == 0) & ~np.isin(size, pools)
+            for count in np.unique(size[alone]).tolist():
+                taking = (alone | np.isin(size, pools) | (width[mine] > 0)) & (
+                    np.where(width[mine] > 0, width[mine], size) >= count
+                )
+                limits.append(int(np.count_nonzero(free >= count)))
+                options.append(mine[taking])
+                amounts.append(nodes[mine[taking]])
+                rows.append(np.full(len(options[-1]), len(limits) - 1))
+            size = np.where(np.isin(size, pools), size, np.where(alone, largest, power))
         size = np.where(width[mine] > 0, width[mine], size)
         times = np.where(width[mine] > 0, nodes[mine], 1)
         left = np.where(width[mine] > 0, width[mine] * nodes[mine] - gpus[mine], 0)
         parts = np.concatenate([free[free > 0], left[left > 0]])
         smallest = int(np.min(parts & -parts, initial=2**40))
-        largest = int(free.max(initial=0))
-        for power in range(largest.bit_length()):
-            level = 2**power
-            if power and level <= smallest:
+        for exponent in range(largest.bit_length()):
+            level = 2**exponent
+            if exponent and level <= smallest:
                 continue
             amount = times * (size - size % level) - (left - left % level)
             limits.append(int((free - free % level).sum()))
             options.append(mine[amount > 0])
             amounts.append(amount[amount > 0])
             rows.append(np.full(len(options[-1]), len(limits) - 1))
-        pools, counts = np.unique(hardware.width[of_kind & hardware.whole], return_counts=True)
         if len(pools) > 1 or np.any(of_kind & ~hardware.whole & (hardware.width > 0)):
             for pool, count in zip(pools.tolist(), counts.tolist(), strict=True):
                 whole = width[mine] == pool

@@ -75,7 +75,8 @@ def remaining_s(snapshot: Snapshot, options: Options) -> Floats:
     )
     told = options.fitted & ~np.isnan(samples)
     usual = float(np.median(samples[told] / options.fair[told])) if np.any(told) else UNKNOWN_S
-    return np.clip(np.where(told, samples / options.fair, usual), 1.0, 1e9)
+    with np.errstate(over="ignore"):
+        return np.clip(np.where(told, samples / options.fair, usual), 1.0, 1e9)
 
 
 def expected_s(snapshot: Snapshot) -> Floats:

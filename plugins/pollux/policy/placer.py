@@ -6,6 +6,8 @@ GPUs are too scattered for that, jobs that were to stay are evicted and placed a
 
 from bisect import insort
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from pollux.policy.options import Options
 from pollux.policy.tables import Ints
@@ -40,8 +42,26 @@ def place(snapshot: Snapshot, options: Options, option: Ints) -> list[Mapping[st
     return placements
 
 
+_Clearing = tuple[float, int, int, int, list[int]]
+"""What it takes to free GPUs on a node: price, GPUs then free, the node, its version, and who goes."""
+
+
+@dataclass(slots=True)
+class _Clearings:
+    """What freeing so many GPUs takes on each node of a type: a heap, the nodes that changed since apart.
+
+    An entry whose version is not that of its node any more is passed over.
+    """
+
+    heap: list[_Clearing]
+    changed: set[int] = field(default_factory=set)
+
+
 class _Board:
-    """Who holds what on which node while jobs are placed."""
+    """Who holds what on which node while jobs are placed.
+
+    Nodes with so many free GPUs are kept in heaps, which may name a node that has another number by now.
+    """
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
         hardware = options.hardware
@@ -51,11 +71,13 @@ class _Board:
         self._width = hardware.width.tolist()
         self._whole = hardware.whole.tolist()
         self._tenants: list[set[int]] = [set() for _ in self._free]
-        self._by_free: dict[int, dict[int, set[int]]] = {}
+        self._by_free: dict[int, dict[int, list[int]]] = {}
+        self._clearings: dict[tuple[int, int], _Clearings] = {}
+        self._version = [0] * len(self._free)
         self._kind = hardware.kind.tolist()
         self._price = [DEFAULT_RESTART_S if job.restart_s is None else job.restart_s for job in snapshot.jobs]
         for node, gpus in enumerate(self._free):
-            self._by_free.setdefault(self._kind[node], {}).setdefault(gpus, set()).add(node)
+            self._by_free.setdefault(self._kind[node], {}).setdefault(gpus, []).append(node)
         self.held: dict[int, dict[int, int]] = {}
 
     def keep(self, row: int, placement: Mapping[str, int]) -> bool:
@@ -109,31 +131,45 @@ class _Board:
     def _snuggest(self, kind: int, gpus: int) -> int | None:
         """The node with the fewest free GPUs that are enough; the first of several."""
         levels = self._by_free.get(kind, {})
-        for level in sorted(levels):
-            if level >= gpus and levels[level]:
-                return min(levels[level])
+        for level in sorted(level for level in levels if level >= gpus):
+            nodes = levels[level]
+            while nodes and self._free[nodes[0]] != level:
+                heappop(nodes)
+            if nodes:
+                return nodes[0]
         return None
 
     def _clear(self, kind: int, gpus: int) -> tuple[int | None, list[int]]:
         """The node where smaller jobs that have to go restart for the least time, and those jobs."""
-        best: tuple[float, int, int, list[int]] | None = None
-        for node, free in enumerate(self._free):
-            if self._kind[node] != kind or self._width[node] < gpus:
-                continue
-            smaller = sorted(
-                (tenant for tenant in self._tenants[node] if self._smaller(tenant, gpus)),
-                key=lambda tenant: (-sum(self.held[tenant].values()), tenant),
-            )
-            goes, gained = [], free
-            for tenant in smaller:
-                if gained >= gpus:
-                    break
-                goes.append(tenant)
-                gained += sum(self.held[tenant].values())
-            price = self._prices(goes)
-            if gained >= gpus and (best is None or (price, gained, node) < best[:3]):
-                best = (price, gained, node, goes)
-        return (None, []) if best is None else (best[2], best[3])
+        known = self._clearings.get((kind, gpus))
+        if known is None:
+            mine = [node for node, each in enumerate(self._kind) if each == kind]
+            known = _Clearings([each for node in mine if (each := self._clearing(node, gpus))])
+            heapify(known.heap)
+            self._clearings[kind, gpus] = known
+        for node in sorted(known.changed):
+            if again := self._clearing(node, gpus):
+                heappush(known.heap, again)
+        known.changed.clear()
+        while known.heap and known.heap[0][3] != self._version[known.heap[0][2]]:
+            heappop(known.heap)
+        return (known.heap[0][2], known.heap[0][4]) if known.heap else (None, [])
+
+    def _clearing(self, node: int, gpus: int) -> _Clearing | None:
+        """What it takes to free so many GPUs on a node; None where that cannot be."""
+        if self._width[node] < gpus:
+            return None
+        smaller = sorted(
+            (tenant for tenant in self._tenants[node] if self._smaller(tenant, gpus)),
+            key=lambda tenant: (-sum(self.held[tenant].values()), tenant),
+        )
+        goes, gained = [], self._free[node]
+        for tenant in smaller:
+            if gained >= gpus:
+                break
+            goes.append(tenant)
+            gained += sum(self.held[tenant].values())
+        return (self._prices(goes), gained, node, self._version[node], goes) if gained >= gpus else None
 
     def _prices(self, rows: Iterable[int]) -> float:
         """Seconds that these jobs restart for, and a little for each of them."""
@@ -156,7 +192,10 @@ class _Board:
             self._tenants[node].discard(row)
 
     def _move(self, node: int, gpus: int) -> None:
-        levels = self._by_free[self._kind[node]]
-        levels[self._free[node]].discard(node)
+        kind = self._kind[node]
         self._free[node] += gpus
-        levels.setdefault(self._free[node], set()).add(node)
+        heappush(self._by_free[kind].setdefault(self._free[node], []), node)
+        self._version[node] += 1
+        for (of_kind, _), known in self._clearings.items():
+            if of_kind == kind:
+                known.changed.add(node)

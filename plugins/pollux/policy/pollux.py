@@ -71,6 +71,7 @@ def _job_decisions(snapshot: Snapshot, problem: Problem, best: Ints) -> dict[str
             goodput=_figure(goodput[row]) if reasons[row].fitted else None,
             goodput_now=_figure(now[row]) if reasons[row].fitted else None,
             speedup=_figure(goodput[row] / problem.fair[row]),
+            restart_factor=_figure(problem.factor[row]),
         )
     return decisions
 

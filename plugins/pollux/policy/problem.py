@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.policy.models import accepts, job_limit, job_models, standing_jobs
+from pollux.policy.models import accepts, best_goodputs, job_limit, standing_jobs
 from pollux.policy.tables import params_of
 from pollux.snapshot import DEFAULT_RESTART_S, Job, Snapshot
 
@@ -85,23 +85,53 @@ class Problem:
         restarted often is 0, and without this rule it would not be given even a free GPU. Then fewer
         changes, fewer nodes, and GPUs to earlier jobs and earlier nodes.
         """
-        speedup = self.goodputs(population) / self.fair
-        changed = self.changed(population)
+        jobs, nodes = self.shape
+        fitness, order = self._sorted(
+            self.goodputs(population) / self.fair,
+            self.changed(population),
+            np.count_nonzero(population, axis=(1, 2)),
+            population.sum(axis=2) @ np.arange(jobs),
+            population.sum(axis=1) @ np.arange(nodes),
+        )
+        return order, np.exp(fitness)
+
+    def best_row(self, current: Ints, jobs: Ints, rows: Ints) -> int:
+        """Which of ``rows`` (n, nodes), each in place of that of its job in ``jobs`` (n), makes the legal
+        matrix ``current`` (jobs, nodes) the best by :meth:`rank`; -1 where that is ``current`` itself.
+        """
+        own, many = current[jobs], len(jobs) + 1
+        each = np.arange(1, many)
+        used, gpus = np.count_nonzero(rows, axis=1), rows.sum(axis=1)
+        kind = self.node_type[np.argmax(rows > 0, axis=1)]
+        goodput = np.repeat(self.goodputs(current[None]), many, axis=0)
+        goodput[each, jobs] = self.goodput[jobs, kind, used, gpus]
+        changed = np.repeat(self.changed(current[None]), many, axis=0)
+        changed[each, jobs] = np.any(rows != self.present[jobs], axis=1)
+        entries, to_jobs, to_nodes = (np.zeros(many, dtype=np.int64) for _ in range(3))
+        entries[1:] = used - np.count_nonzero(own, axis=1)
+        to_jobs[1:] = (gpus - own.sum(axis=1)) * jobs
+        to_nodes[1:] = (rows - own) @ np.arange(rows.shape[1])
+        _, order = self._sorted(goodput / self.fair, changed, entries, to_jobs, to_nodes)
+        return int(order[0]) - 1
+
+    def _sorted(
+        self, speedup: Floats, changed: Bools, entries: Ints, to_jobs: Ints, to_nodes: Ints
+    ) -> tuple[Floats, Ints]:
+        """Logarithms of FITNESS, and the order of :meth:`rank`; arrays of all jobs, then of candidates."""
         penalised = np.where(changed, self.factor, 1.0) * speedup
         fitness = self._log_mean(penalised + SPEEDUP_FLOOR)
         unpenalised = self._log_mean(speedup + SPEEDUP_FLOOR)
-        jobs, nodes = self.shape
         order = np.lexsort(
             (
-                population.sum(axis=1) @ np.arange(nodes),
-                population.sum(axis=2) @ np.arange(jobs),
-                np.count_nonzero(population, axis=(1, 2)),
+                to_nodes,
+                to_jobs,
+                entries,
                 changed.sum(axis=1),
                 -np.round(unpenalised, _DIGITS),
                 -np.round(fitness, _DIGITS),
             )
         )
-        return order, np.exp(fitness)
+        return fitness, order
 
     def _log_mean(self, values: Floats) -> Floats:
         """Logarithm of the power mean over the last axis; p = 0 is the geometric mean."""
@@ -154,22 +184,20 @@ class Problem:
         np.put_along_axis(fixed, np.broadcast_to(order, population.shape), served, axis=1)
         return fixed
 
-    def place(self, population: Ints, jobs: Ints, gpus: Ints, kind: Ints, *, evict: Bools) -> Ints:
-        """Give job ``jobs[i]`` of candidate i ``gpus[i]`` GPUs of type ``kind[i]`` on as few nodes as it can.
+    def rows(self, current: Ints, jobs: Ints, gpus: Ints, kind: Ints) -> Ints:
+        """Rows (n, nodes) with which job ``jobs[i]`` would get ``gpus[i]`` GPUs of type ``kind[i]``, and the
+        legal matrix ``current`` (jobs, nodes) stay legal.
 
-        It gets what is free, the nodes that it has first; where ``evict``, all that is not pinned counts
-        as free, and :meth:`repair` settles who yields.
+        A job gets what is free, on as few nodes as it can, those that it has first; nothing where that is of
+        no use to it.
         """
-        rows = np.arange(len(population))
-        placed = population.copy()
-        own = placed[rows, jobs].copy()
-        placed[rows, jobs] = 0
-        others = np.where(self.pinned[:, None] | ~evict[:, None, None], placed, 0)
-        free = np.maximum(self.capacity - others.sum(axis=1), 0)
+        own = current[jobs]
+        free = np.maximum(self.capacity - (current.sum(axis=0) - own), 0)
         free = np.where(self.allowed[jobs] & (self.node_type == kind[:, None]), free, 0)
         gpus = gpus[:, None]
         whole = free >= gpus
-        taken = np.any((np.count_nonzero(others, axis=2) > 1)[:, :, None] & (others > 0), axis=1)
+        spans = np.count_nonzero(current, axis=1) > 1
+        taken = (current[spans] > 0).sum(axis=0) - (spans[jobs][:, None] & (own > 0)) > 0
         taken &= self.avoid_interference
         free = np.where(taken & ~np.any(whole, axis=1, keepdims=True), 0, free)
         wish = np.where(whole, free - 2.0 * self.capacity.max(), -free) - 0.5 * (own > 0)
@@ -178,8 +206,10 @@ class Problem:
         np.put_along_axis(
             row, order, _clip_sum(np.take_along_axis(free, order, axis=1), gpus, axis=1), axis=1
         )
-        placed[rows, jobs] = row
-        return placed
+        held = row.sum(axis=1)
+        goodput = self.goodput[jobs, kind, np.count_nonzero(row, axis=1), held]
+        useless = (held < self.least[jobs]) | (goodput <= 0)
+        return np.where(self.pinned[jobs][:, None], own, np.where(useless[:, None], 0, row))
 
 
 def _clip_sum(values: Ints, limit: Ints, axis: int) -> Ints:
@@ -263,10 +293,10 @@ def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, lar
     possible = (spans >= 1) & (gpus >= spans)
     tables = np.zeros((len(jobs), len(types), num_nodes + 1, largest + 1))
     for row, job in enumerate(jobs):
-        for column, model in enumerate(job_models(job, types)):
-            if job.gpu_types and types[column] not in job.gpu_types:
-                continue
-            tables[row, column][possible] = model.best(spans[possible], gpus[possible]).goodput
+        usable = [column for column, kind in enumerate(types) if not job.gpu_types or kind in job.gpu_types]
+        values = best_goodputs(job, [types[column] for column in usable], spans[possible], gpus[possible])
+        for column, value in zip(usable, values, strict=True):
+            tables[row, column][possible] = value
     return tables
 
 

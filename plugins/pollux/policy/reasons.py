@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pollux.policy.models import accepts, is_fitted, job_limit
+from pollux.policy.models import accepts, job_limit
 from pollux.policy.problem import Bools, Floats, Ints, Problem
+from pollux.policy.tables import models_of
 from pollux.snapshot import Job, Snapshot
 
 _UNFITTED = "not fitted yet, so it counts as scaling perfectly"
@@ -53,7 +54,7 @@ def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
             speedup=speedup,
             factor=problem.factor,
             pinned=problem.pinned,
-            fitted=np.array([is_fitted(job) for job in snapshot.jobs], dtype=np.bool_),
+            fitted=models_of(snapshot.jobs, ("",)).known,
             fair_gpus=problem.fair_gpus,
         ),
     )
@@ -77,7 +78,7 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
             + (f"{now:.2f} -> {then:.2f}" if moved else f"{then:.2f}")
         )
     if moved and before:
-        parts.append(f"a restart is priced at factor {facts.factor[row]:.2f}")
+        parts.append(f"for the restart, the change counts at {facts.factor[row]:.2f} of its worth")
     if after < before:
         parts.append(_beneficiaries(gainers))
     if facts.pinned[row] and job.restarting:
@@ -126,7 +127,7 @@ def _waits(job: Job, snapshot: Snapshot) -> str:
 def _limit(job: Job, gpus: int) -> str:
     if not job.max_gpus_seen:
         return f"{_gpus(gpus)} is its limit until it has run"
-    return f"{_gpus(gpus)} is its limit now, twice the most it has run on" if gpus > job.min_gpus else ""
+    return f"{_gpus(gpus)} is its limit now, twice the most that was seen" if gpus > job.min_gpus else ""
 
 
 def _beneficiaries(gainers: list[Job]) -> str:

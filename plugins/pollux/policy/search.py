@@ -7,6 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from pollux.policy.breeding import Breeder
+from pollux.policy.climbing import climb
 from pollux.policy.problem import Floats, Ints, Problem
 
 _GREEDY_JOBS = 16
@@ -35,13 +36,15 @@ def search(
     leader, age = herd.marks[0], 0
     for _ in range(generations):
         children = _Herd.of(breeder, breeder.children(herd.matrices, size))
-        herd = herd.joined(children).best(size)
+        herd = herd.best(size, children)
         age = age + 1 if herd.marks[0] == leader else 0
         leader = herd.marks[0]
         if age >= patience:
             break
     final = np.rint(herd.matrices).astype(np.int64)
-    return np.asarray(final[problem.rank(final)[0]])
+    final = final[problem.rank(final)[0]]
+    best = climb(problem, final[0], rng)
+    return np.concatenate([best[None], final[1:] if np.array_equal(best, final[0]) else final])[:size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +59,30 @@ class _Herd:
     def of(cls, breeder: Breeder, matrices: Floats) -> "_Herd":
         return cls(matrices, *breeder.judge(matrices))
 
-    def joined(self, other: "_Herd") -> "_Herd":
-        return _Herd(
-            np.concatenate([self.matrices, other.matrices]),
-            np.concatenate([self.keys, other.keys], axis=1),
-            np.concatenate([self.marks, other.marks]),
-        )
+    def best(self, size: int, more: "_Herd | None" = None) -> "_Herd":
+        """The ``size`` best different candidates, of this herd and ``more``, best first.
 
-    def best(self, size: int) -> "_Herd":
-        """The ``size`` best different candidates, best first; equal ones have equal keys: neighbours."""
-        order = np.lexsort(self.keys)
-        marks = self.marks[order]
-        order = order[np.concatenate([[True], marks[1:] != marks[:-1]])][:size]
-        return _Herd(self.matrices[order], self.keys[:, order], self.marks[order])
+        Equal ones have equal keys, so they are neighbours.
+        """
+        keys, marks = self.keys, self.marks
+        if more is not None:
+            keys, marks = np.concatenate([keys, more.keys], axis=1), np.concatenate([marks, more.marks])
+        order = np.lexsort(keys)
+        sorted_marks = marks[order]
+        order = order[np.concatenate([[True], sorted_marks[1:] != sorted_marks[:-1]])][:size]
+        matrices = self.matrices[order % len(self.matrices)]
+        if more is not None:
+            new = order >= len(self.matrices)
+            matrices[new] = more.matrices[order[new] - len(self.matrices)]
+        return _Herd(matrices, keys[:, order], marks[order])
 
 
 def _first(problem: Problem, earlier: Sequence[Ints], rng: Generator) -> Ints:
     nothing = np.zeros_like(problem.present)
     start = np.stack([problem.present, nothing, *earlier])
     start = problem.repair(start, rng.random(start.shape[:2]))
-    return np.concatenate([start, *(_greedy(problem, candidate, rng) for candidate in start[:2])])
+    greedy = (_greedy(problem, candidate, rng) for candidate in start[:2])
+    return np.concatenate([start, *greedy, climb(problem, start[0], rng)[None]])
 
 
 def _greedy(problem: Problem, candidate: Ints, rng: Generator) -> Ints:
@@ -89,18 +96,16 @@ def _greedy(problem: Problem, candidate: Ints, rng: Generator) -> Ints:
     choice, doubled, kind = (
         axis.ravel() for axis in np.meshgrid(np.arange(sample), [0, 1], np.arange(problem.num_types))
     )
-    keep = np.zeros(len(choice), dtype=np.bool_)
-    current, misses = candidate, 0
+    current, misses = candidate.copy(), 0
     while misses * sample < 2 * num_jobs:
         jobs = rng.permutation(num_jobs)[:sample][choice] if sample < num_jobs else choice
         held = current.sum(axis=1)[jobs]
         wish = np.maximum(np.where(doubled, 2 * held, held + 1), problem.least[jobs])
         wish = np.minimum(wish, problem.most[jobs])
-        grown = problem.place(np.repeat(current[None], len(jobs), axis=0), jobs, wish, kind, evict=keep)
-        grown = problem.repair(grown, np.zeros(grown.shape[:2]))
-        order, _ = problem.rank(np.concatenate([current[None], grown]))
-        if order[0] == 0:
+        rows = problem.rows(current, jobs, wish, kind)
+        best = problem.best_row(current, jobs, rows)
+        if best < 0:
             misses += 1
         else:
-            current, misses = grown[order[0] - 1], 0
+            current[jobs[best]], misses = rows[best], 0
     return np.asarray(current[None])

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.snapshot import Job
+from pollux.snapshot import BUILT_IN_ESTIMATORS, Job
 from pollux_agent.model.throughput import MAX_GAMMA, MAX_SANE_S, MIN_GAMMA, MIN_SANE_S, ThroughputParams
 
 Ints = NDArray[np.int64]
@@ -32,7 +32,8 @@ class Models:
     every sample counts; ``initial``, ``largest`` (J) total batch sizes, ``low`` (J) and ``high`` (J, T)
     samples per GPU; ``tuned`` (J) whether the batch size may change; ``single`` (J) whether one GPU needs
     accumulation to train above M0; ``fitted`` (J) whether times are known, ``known`` (J) whether goodput is;
-    ``limit_s`` (J) latency promised, infinite where none is.
+    ``limit_s`` (J) latency promised, infinite where none is. ``curve`` (J) is the row of ``curves`` that a
+    job's own estimator has said, -1 for none; shape (rows, T, one or several nodes, replicas).
     """
 
     params: Floats
@@ -46,6 +47,8 @@ class Models:
     fitted: Bools
     known: Bools
     limit_s: Floats
+    curve: Ints
+    curves: Floats
 
 
 def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
@@ -54,6 +57,9 @@ def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
     Unlike there, a job whose times were measured before its noise scale counts as training at M0.
     """
     params, fitted = params_of(jobs, types)
+    curve, curves = _curves(jobs, types)
+    told = curve >= 0
+    fitted &= np.array([job.estimator in BUILT_IN_ESTIMATORS for job in jobs], dtype=np.bool_)
     training = np.array([job.estimator == "training" for job in jobs], dtype=np.bool_)
     latency = np.array([job.estimator == "latency" for job in jobs], dtype=np.bool_)
     adaptive = np.array([is_adaptive(job) for job in jobs], dtype=np.bool_)
@@ -71,9 +77,11 @@ def models_of(jobs: Sequence[Job], types: Sequence[str]) -> Models:
         high=_local_limits(jobs, types),
         tuned=fitted & np.where(training, adaptive & ~np.isnan(noise), ~latency),
         single=training,
-        fitted=fitted,
-        known=fitted & ~(training & adaptive & np.isnan(noise)),
+        fitted=fitted | told,
+        known=(fitted & ~(training & adaptive & np.isnan(noise))) | told,
         limit_s=np.array([np.inf if limit is None else limit for limit in promised]),
+        curve=curve,
+        curves=curves,
     )
 
 
@@ -115,6 +123,25 @@ def params_of(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Floats, Bools]
     return params[:, [column[kind] for kind in types]], np.any(usable, axis=1)
 
 
+def _curves(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Ints, Floats]:
+    """What own estimators said: the row of each job (J), -1 for none, and goodput (rows, T, 2, replicas)."""
+    own = [row for row, job in enumerate(jobs) if job.estimates and job.estimator not in BUILT_IN_ESTIMATORS]
+    said = [
+        (place, column, curve)
+        for place, row in enumerate(own)
+        for column, kind in enumerate(types)
+        if (curve := jobs[row].estimates.get(kind)) is not None
+    ]
+    width = max((max(len(each.one_node), len(each.several_nodes) + 1) for *_, each in said), default=0)
+    curves = np.zeros((len(own), len(types), 2, width + 2))  # none for 0 replicas, nor beyond the last
+    for place, column, curve in said:
+        curves[place, column, 0, 1 : 1 + len(curve.one_node)] = curve.one_node
+        curves[place, column, 1, 2 : 2 + len(curve.several_nodes)] = curve.several_nodes
+    rows = np.full(len(jobs), -1, dtype=np.int64)
+    rows[own] = np.arange(len(own))
+    return rows, curves
+
+
 def _local_limits(jobs: Sequence[Job], types: Sequence[str]) -> Ints:
     """Largest batch size of a GPU (J, T)."""
     limits = [[job.local_limit(kind) for kind in types] for job in jobs]
@@ -138,11 +165,17 @@ def goodputs(models: Models, job: Ints, kind: Ints, nodes: Ints, replicas: Ints)
 
     Useful samples per second, 0 where no split of the batch is allowed. A job without a fit counts as scaling
     perfectly, in no unit. An inference with a promised latency has 1 where it keeps it (Sia section 3.4).
+    What a job's own estimator said counts as it is.
     """
     values = np.zeros(len(job))
     for start in range(0, len(job), _CHUNK):
         part = slice(start, start + _CHUNK)
         values[part] = _Cells(models, job[part], kind[part], nodes[part], replicas[part]).best()
+    own = np.flatnonzero(models.curve[job] >= 0)
+    if len(own):
+        count = np.minimum(replicas[own], models.curves.shape[3] - 1)
+        spans = (nodes[own] > 1).astype(np.int64)
+        values[own] = models.curves[models.curve[job[own]], kind[own], spans, count]
     return values
 
 

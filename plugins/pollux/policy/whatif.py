@@ -1,16 +1,20 @@
 """Why one job gets what it gets: what each configuration is worth to it, and which rule binds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pollux.errors import SnapshotError
-from pollux.policy.models import job_limit
+from pollux.policy import HEED_CLAIMS
+from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
-from pollux.policy.problem import realloc_factor
+from pollux.policy.tables import Ints
 from pollux.snapshot import DEFAULT_RESTART_S, Decision, Job, Snapshot
 from pollux_agent.protocol import Placement
+
+_FASTER = 1.01
+"""A configuration that is better by less is none that a job misses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,8 @@ class Explanation:
     """``reason`` is the decision's own sentence, ``binding`` names the rule that keeps the job from more.
 
     ``goodput`` is in samples a second where ``fitted``, else in GPUs of perfect scaling; where a policy says
-    none it is that of the configuration. ``restart_factor`` is what Pollux and Sia leave of its goodput after
-    a change, ``restart_s`` what a restart takes.
+    none it is that of the configuration. ``restart_s`` is what a restart takes, ``restart_factor`` as how
+    much of its goodput the policy therefore counts a change, None where it prices no restarts.
     """
 
     job_id: str
@@ -42,7 +46,7 @@ class Explanation:
     goodput_now: float | None
     goodput: float | None
     speedup: float | None
-    restart_factor: float
+    restart_factor: float | None
     restart_s: float
     alternatives: tuple[Alternative, ...]
 
@@ -66,7 +70,7 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
         goodput_now=answer.goodput_now or _worth(job.placement, (a for a in alternatives if a.now)),
         goodput=answer.goodput or _worth(answer.placement, (a for a in alternatives if a.decided)),
         speedup=answer.speedup,
-        restart_factor=realloc_factor(job),
+        restart_factor=answer.restart_factor,
         restart_s=DEFAULT_RESTART_S if job.restart_s is None else job.restart_s,
         alternatives=alternatives,
     )
@@ -131,18 +135,87 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if gpus >= limit and not job.max_gpus_seen:
         return f"the growth limit: it has not run yet, so it starts on {_gpus(limit)}"
     if gpus >= limit:
-        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} it has run on, so {limit} now"
+        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} seen so far, so {limit} now"
+    held = _held(snapshot, decision, job, options, row)
     best = float(options.goodput[mine].max())
-    held = decision.jobs[job.job_id].goodput
-    if gpus and held is not None and best <= held * 1.01:
-        return "its own scaling: no configuration that it may have would make it more than 1 % faster"
+    if gpus and held and best <= held * _FASTER:
+        return _no_better(decision, job, options, held)
     given = sum(sum(other.placement.values()) for other in decision.jobs.values())
-    if given >= options.hardware.total:
+    if given >= sum(node.gpus for node in snapshot.nodes):
         return "the GPUs: all are given, and what it would gain is less than what the others would lose"
+    return _left_unused(snapshot, decision, job, options, mine[options.goodput[mine] > held * _FASTER])
+
+
+def _no_better(decision: Decision, job: Job, options: Options, held: float) -> str:
+    """Why no configuration is better than what the job holds."""
+    kinds = [kind for kind in options.hardware.types if not job.gpu_types or kind in job.gpu_types]
+    if _most_goodput(job, kinds, options) <= held * _FASTER:
+        return "its own scaling: no number of GPUs that it may have would make it more than 1 % faster"
+    if np.any(options.present.pinned):
+        return "the jobs that keep what they hold: no configuration in the rest would make it faster"
+    return (
+        f"the configurations of {decision.policy}, powers of two on a node and whole nodes: none up to its "
+        f"limit of {job_limit(job)} GPUs would make it faster"
+    )
+
+
+def _most_goodput(job: Job, kinds: Sequence[str], options: Options) -> float:
+    """Of any number of GPUs that the job's bounds and the cluster's size allow, packed."""
+    counts = np.arange(job.min_gpus, min(job_limit(job), options.hardware.total) + 1)
+    spans = -(-counts // max(int(options.hardware.width.max(initial=1)), 1))
+    return float(np.max(best_goodputs(job, kinds, spans, counts), initial=0.0))
+
+
+def _held(snapshot: Snapshot, decision: Decision, job: Job, options: Options, row: int) -> float:
+    """Goodput of what the job was given; 0 without GPUs, or where it is not known."""
+    answer = decision.jobs[job.job_id]
+    if answer.goodput is not None:
+        return answer.goodput
+    shapes = _alternatives(snapshot, decision, options, row)
+    return _worth(answer.placement, (each for each in shapes if each.decided)) or 0.0
+
+
+def _left_unused(snapshot: Snapshot, decision: Decision, job: Job, options: Options, better: Ints) -> str:
+    """Why the job was given none of the configurations that are ``better`` although there are free GPUs."""
+    others = [answer.placement for name, answer in decision.jobs.items() if name != job.job_id]
+    free = {node.name: node.gpus - sum(each.get(node.name, 0) for each in others) for node in snapshot.nodes}
+    fitting = [int(option) for option in better if _fits(snapshot, options, free, int(option))]
+    if not fitting:
+        spare = sum(free.values()) - sum(decision.jobs[job.job_id].placement.values())
+        return (
+            f"where the free GPUs are: no configuration that would make it faster fits into the {spare} that "
+            "are left"
+        )
     quota = snapshot.quotas.get(job.team)
-    if quota is not None:
-        return f"the quota of team {job.team!r}, {quota} GPUs, or what a restart would cost it"
-    return "what a restart would cost it, or that no configuration fits into the GPUs that are free"
+    if quota is not None and decision.policy in HEED_CLAIMS:
+        team = {each.job_id for each in snapshot.jobs if each.team == job.team} - {job.job_id}
+        used = sum(sum(decision.jobs[name].placement.values()) for name in team)
+        fitting = [option for option in fitting if used + options.gpus[option] <= quota]
+        if not fitting:
+            return f"the quota of team {job.team!r}: {quota} GPUs for all of its jobs"
+    best = max(fitting, key=lambda option: float(options.goodput[option]))
+    shape = f"{_gpus(int(options.gpus[best]))} on {int(options.nodes[best])} of the nodes"
+    answer = decision.jobs[job.job_id]
+    if answer.restart_factor is None:
+        return f"the rule of {decision.policy}: {shape} would fit, and it does not give them"
+    now = answer.goodput_now or _held(snapshot, decision, job, options, int(options.job[best]))
+    if job.placement and now and options.goodput[best] * answer.restart_factor <= now * _FASTER:
+        faster = float(options.goodput[best]) / now
+        return (
+            f"what a restart would cost it: {shape} would fit and make it {faster:.2f} x as fast, which "
+            f"counts as {faster * answer.restart_factor:.2f} x"
+        )
+    return f"the search of {decision.policy}: {shape} would fit, but it found nothing better for all jobs"
+
+
+def _fits(snapshot: Snapshot, options: Options, free: Mapping[str, int], option: int) -> bool:
+    """Whether the free GPUs hold the configuration as it is meant: within a node, or on whole ones."""
+    kind, width = options.hardware.types[int(options.kind[option])], int(options.width[option])
+    gpus, nodes = int(options.gpus[option]), int(options.nodes[option])
+    mine = [node for node in snapshot.nodes if node.gpu_type == kind]
+    if not width:
+        return any(free[node.name] >= gpus for node in mine)
+    return sum(free[node.name] == node.gpus == width for node in mine) >= nodes
 
 
 def _gpus(count: int) -> str:
@@ -154,7 +227,14 @@ def _impossible(job: Job, options: Options) -> str:
     kinds = [kind for kind in there if not job.gpu_types or kind in job.gpu_types]
     if not kinds:
         return f"GPU types: it takes {', '.join(job.gpu_types)}, and the cluster has {', '.join(there)}"
+    if job.min_gpus <= options.hardware.total and not _most_goodput(job, kinds, options):
+        if job.estimates:
+            return f"its estimator {job.estimator!r}: it says that no configuration is of any use"
+        return (
+            f"its batch size: it cannot be split over {job.min_gpus} to {job_limit(job)} GPUs with "
+            f"{job.min_local_batch_size} to {job.max_local_batch_size} samples on each"
+        )
     return (
         f"its bounds: no configuration of {', '.join(kinds)} has between min_gpus {job.min_gpus} and the "
-        f"{job_limit(job)} GPUs that it may have now, or its batch size cannot be split so"
+        f"{job_limit(job)} GPUs that it may have now"
     )

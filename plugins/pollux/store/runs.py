@@ -60,6 +60,7 @@ def spec_params(spec: JobSpec) -> dict[str, str]:
         "gpu_types": ",".join(spec.gpu_types),
         "priority": spec.priority if spec.priority != 1.0 else None,
         "team": spec.team,
+        "estimator": spec.estimator if spec.estimator != "training" else None,
     }
     return {name: _short(str(value)) for name, value in values.items() if value not in ("", None)}
 

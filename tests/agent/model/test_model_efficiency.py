@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pollux_agent.model.efficiency import efficiency, gain
+from pollux_agent.model.efficiency import efficiency, gain, step_gain
 
 
 def test_efficiency_by_hand() -> None:
@@ -31,6 +31,7 @@ def test_without_noise_larger_batches_teach_nothing_more() -> None:
 def test_with_endless_noise_every_sample_counts(noise: float) -> None:
     assert efficiency(noise, 64, [64, 640]) == pytest.approx([1.0, 1.0])
     assert gain(noise, 64, 640) == pytest.approx(10.0)
+    assert step_gain(noise, 64, 640) == pytest.approx(10.0)
 
 
 @given(
@@ -42,3 +43,4 @@ def test_with_endless_noise_every_sample_counts(noise: float) -> None:
 def test_gain_lies_between_one_and_the_batch_ratio(noise: float, initial: int, factor: int) -> None:
     value = float(gain(noise, initial, initial * factor))
     assert 1 - 1e-9 <= value <= factor * (1 + 1e-9)
+    assert step_gain(noise, initial, initial * factor) == pytest.approx(value, rel=1e-12)

@@ -86,6 +86,17 @@ REPORT = {
         pytest.param({"kind": "hybrid_parallel"}, "not supported yet", id="hybrid parallel"),
         pytest.param({"gpus_per_replica": 2}, "not supported yet", id="several GPUs a replica"),
         pytest.param(
+            {"estimator": "latency"},
+            "latency_limit_s is not given",
+            id="a promise of nothing",
+        ),
+        pytest.param(
+            {"latency_limit_s": 0.1},
+            "means nothing to estimator training",
+            id="a training with a promise",
+        ),
+        pytest.param({"estimator": "os.path:__import__('os')"}, "estimator", id="code for a name"),
+        pytest.param(
             {"reserved_from_unix_s": 2.0, "reserved_until_unix_s": 1.0},
             "reserved_until_unix_s is 1.0",
             id="a reservation that ends before it begins",

@@ -1,7 +1,10 @@
 """Checkpoints behind a URL keep what those in a folder keep: whole or absent, two of them, fenced."""
 
 import logging
+import multiprocessing
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,22 +13,31 @@ import pytest
 import torch
 from elastic_runs import DriverRun, Line, linear_model
 from ftp_server import ftp_server
+from s3_server import s3_server
 from torch import nn
 
 from pollux_agent.errors import CheckpointError, DocumentError, FencedError
 from pollux_agent.protocol import JobSpec
 from pollux_agent.torch import ElasticJob
 from pollux_agent.torch.checkpoint import CheckpointStore
-from pollux_agent.torch.places import LocalPlace, open_place
+from pollux_agent.torch.places import Digesting, LocalPlace, open_place
 
 
-@pytest.fixture(params=["memory", "dir in file", "ftp", "file"])
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture(params=["memory", "dir in file", "ftp", "s3", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "memory":
         yield f"memory://{tmp_path.name}/checkpoints"
         fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
     elif request.param == "dir in file":
         yield f"dir://checkpoints::file://{tmp_path}"
+    elif request.param == "s3":
+        yield f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
     elif request.param == "file":
         yield f"file://{tmp_path}/checkpoints"
     else:
@@ -134,6 +146,55 @@ def test_what_is_kept_of_a_life_that_was_to_be_forgotten_is_not_taken_up(url: st
     assert [fresh.load(name)["step"] for name in fresh.names()] == [1]
 
 
+PART_BYTES = 5 << 20
+"""The least that S3 takes as a part of a larger object."""
+
+
+def save_and_hang(environ: dict[str, str], url: str, hangs: Path) -> None:
+    """Save a checkpoint of three parts, and stand still once its second part is on its way."""
+    os.environ.update(environ)
+    fsspec.config.conf["s3"] = {"default_block_size": PART_BYTES}
+    write = Digesting.write
+
+    def hang(digesting: Digesting, data: object) -> int:
+        written = write(digesting, data)
+        if digesting._bytes > 2 * PART_BYTES:
+            hangs.touch()
+            time.sleep(600)
+        return written
+
+    Digesting.write = hang  # type: ignore[method-assign]
+    state = {str(number): torch.zeros(PART_BYTES // 8) for number in range(6)}
+    CheckpointStore(url).save(state, step=2)
+
+
+def test_a_save_of_several_parts_that_is_killed_is_none_on_s3(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": PART_BYTES})
+    fsspec.filesystem("s3").clear_instance_cache()
+    url, hangs = f"{bucket}/killed", tmp_path / "hangs"
+    saving = store(url, 0)
+    whole = torch.arange(3 * PART_BYTES // 4, dtype=torch.float32)
+    first = saving.save({"weights": whole}, step=1)
+    context = multiprocessing.get_context("forkserver")
+    child = context.Process(target=save_and_hang, args=(dict(os.environ), url, hangs))
+    child.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not hangs.exists():
+            assert child.is_alive() and time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.join()
+    again = store(url, 1)
+    assert [name for name in again.place.listing() if name != "incarnation"] == [first]
+    assert torch.equal(again.load(first)["weights"], whole)
+    with pytest.raises(FencedError):
+        saving.save({"step": 2}, step=2)
+
+
 def train(address: str, epochs: int) -> ElasticJob:
     model = linear_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -178,7 +239,7 @@ def test_a_job_under_a_driver_keeps_its_checkpoints_behind_the_url_of_its_spec(t
     ("address", "wants"),
     [
         pytest.param("nosuch://bucket/x", ["nosuch", "Protocol not known"], id="an unknown protocol"),
-        pytest.param("s3://bucket/x", ["s3://bucket/x", "Install s3fs"], id="a package that is missing"),
+        pytest.param("gs://bucket/x", ["gs://bucket/x", "install gcsfs"], id="a package that is missing"),
         pytest.param(Path("s3://bucket/x"), ["give it as a str"], id="a URL that became a Path"),
     ],
 )

@@ -11,6 +11,7 @@ from gang import run_gang
 from torch import Tensor, nn
 
 from pollux_agent.torch.gradients import GradientSync
+from pollux_agent.torch.noise import NoiseSample
 
 DIM = 100
 
@@ -190,6 +191,49 @@ def test_adam_preconditioning_against_an_explicit_computation() -> None:
     var = float(3 * (first - mean).square().sum() + 5 * (other - mean).square().sum())
     assert result.grad_var == pytest.approx(var, rel=1e-9)
     assert result.grad_sqr == pytest.approx(max(float(mean.square().sum()) - var / 8, 0.0), rel=1e-9)
+
+
+def test_steps_of_one_and_of_several_micro_batches_in_turn_under_adam(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P is kept for some steps, and parameters lie in another order where there are several micro-batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    params: list[Tensor] = list(model.parameters())
+    optimizer = torch.optim.Adam(params, lr=1e-4)
+    sync = GradientSync(model, [optimizer], sample_every=1)
+    seen: list[NoiseSample] = []
+    monkeypatch.setattr(sync.noise, "update", seen.append)
+    before = known = torch.zeros(0)
+    for step in range(60):
+        sizes = [3, 5] if step % 3 == 0 else [8]
+        seen.clear()
+        sync.start_step(micro_batches=len(sizes), step_samples=8)
+        vectors = []
+        for j, size in enumerate(sizes):
+            x = torch.randn(size, 6, dtype=torch.float64)
+            loss = (model(x)[:, 0] * 100 - 1).square().mean() + model(x)[:, 1].mean()
+            gradients = torch.autograd.grad(loss, params, retain_graph=True)
+            vectors.append(torch.cat([gradient.flatten() for gradient in gradients]))
+            sync.start_micro_batch(num_samples=size, last=j == len(sizes) - 1)
+            optimizer.zero_grad()
+            loss.backward()
+        sync.finish_step()
+        if step < 2:
+            optimizer.step()
+            second = torch.cat([optimizer.state[param]["exp_avg_sq"].flatten() for param in params])
+            known = 1 / ((second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+        pair = vectors if len(sizes) == 2 else [before, vectors[0]]
+        weights = sizes if len(sizes) == 2 else [8, 8]
+        before = vectors[-1]
+        if step < 20 or step % 3 == 1:
+            continue
+        first, other = (vector * known for vector in pair)
+        mean = (weights[0] * first + weights[1] * other) / sum(weights)
+        (sample,) = seen
+        assert sample.mean_sqr == pytest.approx(float(mean.square().sum()), rel=1e-9)
+        want = weights[0] * float(first.square().sum()) + weights[1] * float(other.square().sum())
+        assert sample.weighted_sqr_sum == pytest.approx(want, rel=1e-9)
 
 
 def counted_steps(sample_every: int, steps: int) -> list[int]:

@@ -2,14 +2,21 @@
 
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
-from snapshot_builder import make_job, make_snapshot, new_job
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshot_builder import SCALES_BADLY, make_job, make_snapshot, new_job, snapshots
 from typer.testing import CliRunner
 
 from pollux.cli import app
+from pollux.policy import POLICIES
 from pollux.policy import decide as solve
-from pollux.snapshot import PolicySettings, Snapshot
+from pollux.policy.whatif import explain_job
+from pollux.snapshot import GoodputCurve, Job, PolicySettings, Snapshot
 from pollux_agent.protocol import encode
 
 
@@ -39,6 +46,105 @@ def test_each_rule_that_binds_is_named(tmp_path: Path) -> None:
     assert binding["young"].startswith("the growth limit: at most twice the 1")
     assert "may not be preempted" in binding["fixed"]
     assert "h100" in binding["foreign"]
+
+
+BINDS: dict[str, tuple[str, list[Job], dict[str, int]]] = {
+    "where the free GPUs are: no configuration that would make it faster fits into the 1 that are left": (
+        "ours",
+        [
+            make_job("asked", placement={"n0": 1}, max_gpus=2),
+            *(make_job(f"two-{node}", max_gpus=2, placement={node: 2}) for node in ("n0", "n1")),
+        ],
+        {},
+    ),
+    "the jobs that keep what they hold": (
+        "ours",
+        [
+            make_job("asked", placement={"n0": 1}),
+            *(make_job(f"fixed-{node}", preemptible=False, placement={node: 3}) for node in ("n0", "n1")),
+        ],
+        {},
+    ),
+    "its own scaling: no number of GPUs": (
+        "ours",
+        [make_job("asked", placement={"n0": 4}, max_gpus=8, fits={"gpu": SCALES_BADLY})],
+        {},
+    ),
+    "the configurations of ours, powers of two on a node and whole nodes: none up to its limit of 3": (
+        "ours",
+        [make_job("asked", placement={"n0": 2}, max_gpus=3)],
+        {},
+    ),
+    "the quota of team 'red': 2 GPUs for all of its jobs": (
+        "sia",
+        [make_job("asked", team="red", placement={"n0": 1}), make_job("mate", team="red", max_gpus=1)],
+        {"red": 2},
+    ),
+    "what a restart would cost it: 4 GPUs on 1 of the nodes would fit and make it": (
+        "sia",
+        [make_job("asked", placement={"n0": 1}, max_gpus=4, age_s=100.0, restarts=3)],
+        {},
+    ),
+    "the rule of tiresias: 4 GPUs on 1 of the nodes would fit": (
+        "tiresias",
+        [make_job("asked", placement={"n0": 1}, max_gpus=4)],
+        {},
+    ),
+    "its batch size: it cannot be split over 4 to 8 GPUs with 100 to 256 samples on each": (
+        "ours",
+        [make_job("asked", min_gpus=4, min_local_batch_size=100, max_batch_size=300)],
+        {},
+    ),
+    "its bounds: no configuration of gpu has between min_gpus 9": (
+        "ours",
+        [make_job("asked", min_gpus=9, max_gpus=9)],
+        {},
+    ),
+    "its estimator 'own': it says that no configuration is of any use": (
+        "ours",
+        [make_job("asked", estimator="own", estimates={"gpu": GoodputCurve(one_node=(0.0,))})],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("binding", list(BINDS))
+def test_one_rule_binds_and_it_is_the_one_that_does(binding: str, tmp_path: Path) -> None:
+    policy, jobs, quotas = BINDS[binding]
+    nodes = {"n0": 3, "n1": 3} if "free GPUs are" in binding else {"n0": 4, "n1": 4}
+    snapshot = make_snapshot(jobs, nodes=nodes, quotas=quotas, policy=PolicySettings(name=policy))
+    answer = explained(saved(tmp_path, snapshot), "asked")
+    assert str(answer["binding"]).startswith(binding), (answer["binding"], answer["reason"])
+
+
+@given(snapshot=snapshots(max_jobs=4), name=st.sampled_from(list(POLICIES)))
+@settings(deadline=None, max_examples=60)
+def test_what_binds_is_never_one_thing_or_another(snapshot: Snapshot, name: str) -> None:
+    snapshot = replace(snapshot, policy=replace(snapshot.policy, name=name))
+    decision = solve(snapshot)
+    for job in snapshot.jobs:
+        assert " or " not in explain_job(snapshot, decision, job.job_id).binding
+
+
+@pytest.mark.parametrize("policy", ["pollux", "sia", "ours"])
+def test_one_price_of_a_restart_is_told_and_it_is_the_policys_own(policy: str, tmp_path: Path) -> None:
+    """Under ours what an allocation lasts decides, under the two papers' policies the job's history."""
+    moving = make_job("moving", placement={"n0": 1}, max_gpus=2, age_s=900.0, restarts=6, restart_s=40.0)
+    snapshot = make_snapshot([moving], nodes={"n0": 4}, policy=PolicySettings(name=policy))
+    path = saved(tmp_path, snapshot)
+    shown = " ".join(CliRunner().invoke(app, ["explain", path, "moving"]).output.split())
+    prices = re.findall(r"counts (?:a change of its GPUs )?at (\d\.\d\d) of its worth", shown)
+    assert len(prices) == 2 and len(set(prices)) == 1, shown
+    history = (900.0 - 6 * 40.0) / (900.0 + 40.0)  # Pollux Eq. 16
+    assert (prices[0] == f"{history:.2f}") is (policy != "ours")
+
+
+def test_a_policy_that_prices_no_restarts_is_said_to(tmp_path: Path) -> None:
+    job = make_job("only", kind="rigid", min_gpus=2, max_gpus=2, placement={"n0": 2})
+    path = saved(tmp_path, make_snapshot([job], nodes={"n0": 4}, policy=PolicySettings(name="fifo")))
+    assert explained(path, "only")["restart_factor"] is None
+    shown = " ".join(CliRunner().invoke(app, ["explain", path, "only"]).output.split())
+    assert "a restart takes it 30 s, which policy fifo does not price" in shown
 
 
 def test_it_lists_what_each_configuration_is_worth(tmp_path: Path) -> None:

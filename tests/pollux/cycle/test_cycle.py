@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from cycle_builder import START_UNIX_S, World, decision_folder
+from cycle_builder import START_UNIX_S, World, a_spec, an_identity, decision_folder
 from mlflow import MlflowClient
 
 from pollux.cycle import lease_ttl, run_once
@@ -92,6 +92,21 @@ def test_a_grow_whose_gpus_stay_in_use_waits_for_the_next_cycle(make_world: Call
     world.settle()
     world.cycle()
     assert all(world.job(job_id).status.held for job_id in ("one", "two", "three", "four"))
+
+
+def test_a_jobs_own_estimator_is_asked_and_its_answers_are_saved(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    for name, estimator in (("served", "cycle_builder:OneGpuIsEnough"), ("unknown", "nobody")):
+        spec = replace(a_spec(name), estimator=estimator)
+        world.cluster.submit(name, identity=an_identity(name), spec=spec, run_id=None)
+    for _ in range(3):
+        world.cycle(settings=replace(world.settings, estimators=("cycle_builder",)))
+        world.settle()
+    assert sum(world.job("served").status.held.values()) == 1
+    saved = decision_folder(world.settings, 3) / "snapshot.json"
+    served, unknown = sorted(decode(Snapshot, saved.read_text()).jobs, key=lambda job: job.job_id)
+    assert set(served.estimates["gpu"].one_node) == {5.0}
+    assert "is no entry point" in " ".join(unknown.remarks)
 
 
 def test_shadow_mode_decides_and_records_but_changes_nothing(world: World) -> None:

@@ -11,10 +11,22 @@ from pollux.cluster.base import ClusterJob, ClusterView, JobStatus
 from pollux.errors import ConfigError
 from pollux.observe import build_snapshot
 from pollux.policy import POLICIES, decide
+from pollux.policy.models import job_models
 from pollux.settings import Settings, settings
 from pollux.snapshot import Job, Node, Snapshot
 from pollux.store import JobRecord
+from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import Allocation, Report
+
+NO_SYNC = ThroughputParams(
+    alpha_grad=0.1,
+    beta_grad=0.01,
+    alpha_sync_local=0.0,
+    beta_sync_local=0.0,
+    alpha_sync_node=0.0,
+    beta_sync_node=0.0,
+    gamma=1.0,
+)
 
 
 def snapshot_of(
@@ -47,6 +59,8 @@ WISHES: dict[str, Any] = {
     "reserved_from_unix_s": START_UNIX_S,
     "reserved_until_unix_s": START_UNIX_S + 600,
     "model": "mlp",
+    "estimator": "latency",
+    "latency_limit_s": 0.5,
 }
 
 
@@ -54,6 +68,23 @@ def test_a_jobs_wishes_reach_the_policy() -> None:
     (job,) = snapshot_of(a_job(**WISHES), quotas={"red": 2}, policy="ours").jobs
     assert {name: getattr(job, name) for name in WISHES} == WISHES
     assert not job.remarks
+
+
+def test_a_type_that_a_report_measured_on_one_gpu_scales_as_the_type_measured_on_several() -> None:
+    """Its own fit knows no synchronisation, so that alone it would count as scaling perfectly."""
+    several, one = a_report("digits").fits["gpu"], replace(NO_SYNC, alpha_grad=0.2, beta_grad=0.02)
+    report = a_report("digits", fits={"gpu": several, "t4": one}, gpus_seen={"gpu": 4, "t4": 1})
+    (job,) = snapshot_of(a_job(), report=report).jobs
+    assert job.gpus_seen == {"gpu": 4, "t4": 1}
+    known, slow = (model.params for model in job_models(job, ("gpu", "t4")))
+    assert known is not None and slow is not None
+
+    def times_as_long(gpus: int) -> float:
+        spread = [float(fit.step_time(1, gpus, job.max_local_batch_size, 0)) for fit in (known, slow)]
+        return spread[1] / spread[0]
+
+    assert times_as_long(4) == pytest.approx(times_as_long(1))
+    assert times_as_long(1) > 1.5
 
 
 def test_a_teams_quota_bounds_what_its_jobs_get() -> None:
@@ -94,6 +125,11 @@ def test_a_job_restarts_from_the_stop_signal_to_its_first_step(
 def test_quotas_are_read_from_json() -> None:
     environ = {"POLLUX_STATE": "state", "POLLUX_QUOTAS": '{"red": 4, "blue": 8}'}
     assert settings(environ).quotas == {"red": 4, "blue": 8}
+
+
+def test_modules_of_estimators_are_read_with_commas() -> None:
+    environ = {"POLLUX_STATE": "state", "POLLUX_ESTIMATORS": "company.estimators, other,"}
+    assert settings(environ).estimators == ("company.estimators", "other")
 
 
 @pytest.mark.parametrize("text", ["red=4", '{"red": -1}', '{"red": "all"}', "[4]"])

@@ -16,7 +16,7 @@ from pollux.plan import check
 from pollux.policy import POLICIES, decide
 from pollux.policy.models import standing_jobs
 from pollux.policy.options import is_reserved
-from pollux.snapshot import Decision, Job, Snapshot
+from pollux.snapshot import Decision, GoodputCurve, Job, Snapshot
 from pollux_agent.protocol import encode
 
 EXAMPLES = settings(
@@ -55,9 +55,15 @@ def _enriched(draw: st.DrawFn, job: Job, now_unix_s: float) -> Job:
         team=draw(st.sampled_from(["", "red", "blue"])),
         target_progress=draw(st.one_of(st.none(), st.floats(0, 1e12))),
         progress=draw(st.floats(0, 1e12)),
-        estimator=draw(st.sampled_from(["training", "training", "throughput", "latency"])),
+        estimator=draw(st.sampled_from(["training", "training", "throughput", "latency", "own"])),
+        estimates=draw(st.dictionaries(st.sampled_from(["gpu", "a100"]), _curves(), max_size=2)),
         latency_limit_s=draw(st.one_of(st.none(), st.floats(0, 10))),
     )
+
+
+def _curves() -> st.SearchStrategy[GoodputCurve]:
+    values = st.lists(st.one_of(st.floats(0, 1e3), st.sampled_from([0.0, 1e-300, 1e15])), max_size=9)
+    return st.builds(GoodputCurve, one_node=values.map(tuple), several_nodes=values.map(tuple))
 
 
 def decided(snapshot: Snapshot, name: str) -> tuple[Snapshot, Decision]:
