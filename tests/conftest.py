@@ -64,6 +64,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_HOME], ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def the_runs_own_signal_handlers() -> Iterator[None]:
+    """A command that runs inside a test leaves its handlers behind: Ctrl-C has to end the tests, not it."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(each) for each in signals]
+    yield
+    for each, handler in zip(signals, before, strict=True):
+        if signal.getsignal(each) is not handler:
+            signal.signal(each, handler)
+
+
 @pytest.fixture(scope="session")
 def airflow_db() -> Iterator[None]:
     """An initialised, empty Airflow database in the tests' own home; seconds, for tests that run DAGs."""

@@ -83,13 +83,13 @@ class Size:
     rounds: int = 5
     policy: str = "ours"
 
-    def calls_at_most(self, changes: int) -> int:
-        """API calls that a cycle may make: a patch and an event for each change, ten for the lease, and
-        nodes, quotas and pods (a driver and a worker a job) page by page, twice where the first view has
-        grown old until the patches.
+    def calls_at_most(self, changes: int, patch_s: float) -> int:
+        """API calls that a cycle may make: a patch and an event for each change, ten for the lease, and one
+        for each five seconds of patching; nodes, quotas and pods (a driver and a worker a job) page by page,
+        twice where the first view has grown old until the patches.
         """
         view = -(-self.nodes // PAGE_SIZE) + -(-2 * self.jobs // PAGE_SIZE) + 1
-        return 2 * changes + 10 + 2 * view
+        return 2 * changes + 10 + 2 * view + int(patch_s / 5)
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ def _cycle(
             actions = _changes(view, changes, grow=turn % 2 == 1)
             outcomes = Act(cluster, actions, decision=number, still_ours=lambda: True).run(0.0)
         found.not_patched = sum(outcome.outcome != "done" for outcome in outcomes)
-    found.calls_at_most = size.calls_at_most(changes)
+    found.calls_at_most = size.calls_at_most(changes, found.parts_s["patch"])
     return found
 
 

@@ -178,6 +178,29 @@ def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resu
 
 
 @long_run
+def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    training = train(name="driverless")
+    first = training.wait(training.runs_on(1), "it runs")
+    training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+    stack.kube.api.delete(pod_path(stack.namespace, first.job_id))
+    again = training.wait(
+        lambda job, task: (
+            training.runs_on(1)(job, task) and job.status.incarnation > first.status.incarnation
+        ),
+        "it goes on with a new driver",
+    )
+    assert again.mlflow_run_id == first.mlflow_run_id
+    (stack.jobs / again.job_id / "stop").touch()
+    training.wait(lambda job, task: task.state == "success", "it is done")
+    assert training.task.try_number == 1
+    assert "goes on from its checkpoint with a new driver" in training.log()
+    events = training.events(again.job_id, again.status.incarnation)
+    assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
+
+
+@long_run
 def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:

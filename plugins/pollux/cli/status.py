@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pollux.cluster.base import Cluster, ClusterJob
+    from pollux.record import Records
     from pollux.store import JobRecord, ModelStore
 
 
@@ -26,6 +27,7 @@ def status(
     """Show the cluster's jobs: GPUs, phase, goodput, progress and age."""
     from pollux.cluster.opening import open_cluster
     from pollux.errors import ClusterError, ConfigError
+    from pollux.record import Records
     from pollux.store import ModelStore
 
     if watch and as_json:
@@ -37,14 +39,15 @@ def status(
         if config.mlflow_tracking_uri
         else None
     )
+    records = Records(config.decisions)
     try:
         cluster = open_cluster(config)
         if watch:
-            _watch(cluster, store)
+            _watch(cluster, store, records)
         elif as_json:
-            typer.echo(json.dumps(_look(cluster, store), sort_keys=True, indent=2))
+            typer.echo(json.dumps(look(cluster, store, records), sort_keys=True, indent=2))
         else:
-            _print(_look(cluster, store))
+            _print(look(cluster, store, records))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -53,10 +56,12 @@ def status(
         raise typer.Exit(1) from None
 
 
-def _look(cluster: "Cluster", store: "ModelStore | None") -> dict[str, Any]:
-    """What the cluster says of each active job, with what the job itself reported."""
+def look(cluster: "Cluster", store: "ModelStore | None", records: "Records") -> dict[str, Any]:
+    """What the cluster says of each active job, with what it reported and what the last cycle decided."""
     view = cluster.observe()
     reports, mlflow = _reports(store)
+    decision = records.newest_decision()
+    decided = decision.jobs if decision else {}
     now = time.time()
     return {
         "nodes": {node.name: node.gpus for node in view.nodes},
@@ -66,11 +71,11 @@ def _look(cluster: "Cluster", store: "ModelStore | None") -> dict[str, Any]:
                 "job_id": job.job_id,
                 "name": job.spec.name,
                 "phase": job.status.phase,
-                "message": _message(job),
+                "message": _message(job, job.job_id in decided),
                 "allocation": dict(job.allocation.placement),
                 "held": dict(job.status.held),
                 "decision": job.allocation.decision,
-                "reason": job.allocation.reason,
+                "reason": decided[job.job_id].reason if job.job_id in decided else job.allocation.reason,
                 "age_s": round(max(0.0, now - job.submitted_unix_s), 1),
                 "restarts": job.status.restarts,
                 "mlflow_run_id": job.mlflow_run_id,
@@ -81,10 +86,12 @@ def _look(cluster: "Cluster", store: "ModelStore | None") -> dict[str, Any]:
     }
 
 
-def _message(job: "ClusterJob") -> str:
+def _message(job: "ClusterJob", is_decided: bool) -> str:
     """What the job waits for or does; one without a run is given nothing, so that comes first."""
-    if job.mlflow_run_id is None and job.status.phase == "waiting":
+    if job.status.phase == "waiting" and job.mlflow_run_id is None:
         return "waits for its MLflow run, which a scheduling cycle makes as soon as MLflow answers"
+    if job.status.phase == "waiting" and not is_decided and not job.allocation.decision:
+        return "waits for the next scheduling cycle: none has run since it was submitted"
     return job.status.message
 
 
@@ -120,7 +127,7 @@ def _print(seen: Mapping[str, Any]) -> None:
     Console().print(_table(seen))
 
 
-def _watch(cluster: "Cluster", store: "ModelStore | None") -> None:
+def _watch(cluster: "Cluster", store: "ModelStore | None", records: "Records") -> None:
     """Raises ClusterError if the cluster is away at the beginning; later it is waited for."""
     from rich.live import Live
     from rich.text import Text
@@ -128,11 +135,11 @@ def _watch(cluster: "Cluster", store: "ModelStore | None") -> None:
     from pollux.errors import ClusterUnavailable
 
     try:
-        with Live(_table(_look(cluster, store)), auto_refresh=False) as live:
+        with Live(_table(look(cluster, store, records)), auto_refresh=False) as live:
             while True:
                 time.sleep(2.0)
                 try:
-                    live.update(_table(_look(cluster, store)), refresh=True)
+                    live.update(_table(look(cluster, store, records)), refresh=True)
                 except ClusterUnavailable as error:
                     live.update(Text(f"waits for the cluster: {error}"), refresh=True)
     except KeyboardInterrupt:

@@ -39,7 +39,7 @@ Json = Mapping[str, Any]
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _DRIVERS = f"{doc.ROLE}={doc.DRIVER_ROLE}"
 _WORKERS = f"{doc.ROLE}={doc.WORKER_ROLE}"
-_MAX_VIEW_AGE_S = 1.0
+_LEAST_VIEW_AGE_S = 1.0
 _TELLERS = 3
 """Threads that write events, so that nothing waits for them but the end of the lease."""
 _ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
@@ -50,8 +50,9 @@ class KubeCluster:
     """Cluster and JobControl. ``namespace`` binds it to one namespace, as an operator's; a scheduler's looks
     for jobs in all. ``user_pod`` gives the pod that a submitted job's workers are made from.
 
-    Under the lease a view is used for up to a second, with this cluster's own patches applied, so that a
-    cycle's number of calls does not grow with its number of changes. Patches may come from several threads.
+    Under the lease a view is used for a second, or for as long as it took to get where that is longer, with
+    this cluster's own patches applied, so that a cycle's number of calls does not grow with its number of
+    changes. Patches may come from several threads.
     """
 
     patches_at_once = 8
@@ -74,9 +75,10 @@ class KubeCluster:
         self._tellers: ThreadPoolExecutor | None = None
         self._given_out: tuple[int, float] | None = None
         self._view: tuple[ClusterView, float] | None = None
+        """The last view, and when it is too old."""
         self._drivers: dict[str, Json] = {}
         self._lost: frozenset[str] = frozenset()
-        self._changing = threading.Lock()
+        self._changing, self._asking = threading.Lock(), threading.Lock()
 
     # --- Cluster
 
@@ -101,7 +103,8 @@ class KubeCluster:
         return number
 
     def observe(self) -> ClusterView:
-        if self._view is not None and self._leased and time.monotonic() < self._view[1] + _MAX_VIEW_AGE_S:
+        began_s = time.monotonic()
+        if self._view is not None and self._leased and began_s < self._view[1]:
             return self._view[0]
         with translated("observe"):
             nodes = list(self.api.items("/api/v1/nodes"))
@@ -119,7 +122,8 @@ class KubeCluster:
         )
         self._drivers, self._lost = drivers, books.lost
         view = ClusterView(nodes=books.nodes, jobs=tuple(self._jobs_of(drivers, books, now)))
-        self._view = (view, time.monotonic())
+        seen_s = time.monotonic()
+        self._view = (view, seen_s + max(_LEAST_VIEW_AGE_S, seen_s - began_s))
         return view
 
     def patch_allocation(self, job_id: str, *, expected: int, allocation: Allocation) -> None:
@@ -269,12 +273,13 @@ class KubeCluster:
 
     def _last_decision(self) -> int:
         """The last number given out; our own one for some seconds while nobody else may schedule."""
-        if self._leased and self._given_out and time.monotonic() < self._given_out[1] + _SEEN_AGAIN_S:
-            return self._given_out[0]
-        with translated("decision number"):
-            number = self._lease.last_decision()
-        self._given_out = (number, time.monotonic())
-        return number
+        with self._asking:
+            if self._leased and self._given_out and time.monotonic() < self._given_out[1] + _SEEN_AGAIN_S:
+                return self._given_out[0]
+            with translated("decision number"):
+                number = self._lease.last_decision()
+            self._given_out = (number, time.monotonic())
+            return number
 
     def _check_placement(self, placement: Placement) -> None:
         """Against the view that the caller planned with, under the lease: what a pod of somebody else takes
@@ -327,12 +332,12 @@ class KubeCluster:
         with self._changing:
             if self._view is None or not self._leased:
                 return
-            view, seen_s = self._view
+            view, until_s = self._view
             self._drivers[job_id] = pod
             changed = tuple(
                 replace(job, allocation=allocation) if job.job_id == job_id else job for job in view.jobs
             )
-            self._view = (ClusterView(nodes=view.nodes, jobs=changed), seen_s)
+            self._view = (ClusterView(nodes=view.nodes, jobs=changed), until_s)
 
 
 def _path(pod: Json) -> str:
