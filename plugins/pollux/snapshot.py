@@ -17,7 +17,9 @@ SearchSize = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
 Weight = Annotated[float, Field(ge=1e-3, le=1e3)]
 Estimator = Annotated[str, Field(pattern=ESTIMATOR_PATTERN)]
-MAX_GOODPUT = 1e15
+MIN_GOODPUT, MAX_GOODPUT = 1e-9, 1e15
+"""Less than the one counts as none, more than the other is refused: quotients stay numbers."""
+
 Goodput = Annotated[float, Field(ge=0, le=MAX_GOODPUT)]
 
 BUILT_IN_ESTIMATORS = frozenset({"training", "throughput", "latency"})

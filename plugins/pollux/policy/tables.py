@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.snapshot import BUILT_IN_ESTIMATORS, Job
+from pollux.snapshot import BUILT_IN_ESTIMATORS, MIN_GOODPUT, Job
 from pollux_agent.model.throughput import MAX_GAMMA, MAX_SANE_S, MIN_GAMMA, MIN_SANE_S, ThroughputParams
 
 Ints = NDArray[np.int64]
@@ -137,6 +137,7 @@ def _curves(jobs: Sequence[Job], types: Sequence[str]) -> tuple[Ints, Floats]:
     for place, column, curve in said:
         curves[place, column, 0, 1 : 1 + len(curve.one_node)] = curve.one_node
         curves[place, column, 1, 2 : 2 + len(curve.several_nodes)] = curve.several_nodes
+    curves[curves < MIN_GOODPUT] = 0.0
     rows = np.full(len(jobs), -1, dtype=np.int64)
     rows[own] = np.arange(len(own))
     return rows, curves

@@ -14,8 +14,9 @@ from snapshot_builder import make_job, make_snapshot
 
 from pollux import estimators
 from pollux.estimators import with_estimates
+from pollux.plan import check
 from pollux.policy import POLICIES, decide
-from pollux.snapshot import Job, Node, PolicySettings, Snapshot
+from pollux.snapshot import GoodputCurve, Job, Node, PolicySettings, Snapshot
 from pollux_agent.protocol import decode, encode
 
 MODULE = "company_estimators"
@@ -138,6 +139,18 @@ def test_what_is_no_goodput_counts_as_not_fitted_and_is_named(remark: str, compa
         settings = PolicySettings(name=policy)
         same = replace(snapshot, policy=settings, jobs=(unfitted, other))
         assert encode(decide(replace(snapshot, policy=settings))) == encode(decide(same)), policy
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_answers_of_any_size_make_no_quotient_overflow(policy: str) -> None:
+    curve = GoodputCurve(one_node=(1e-300, 1e15, 1e-9), several_nodes=(1e15, 1e-300, 0.0, 1e-9))
+    jobs = [own("own", estimates={"gpu": curve}, placement={f"n{index}": index}) for index in (1, 2)]
+    jobs = [replace(job, job_id=f"job-{index}") for index, job in enumerate(jobs)]
+    snapshot = make_snapshot(
+        [*jobs, make_job("train")], nodes={"n1": 4, "n2": 4}, policy=PolicySettings(name=policy)
+    )
+    check(snapshot, decide(snapshot))
 
 
 def test_an_estimator_without_answers_does_not_fall_back_on_a_fit() -> None:

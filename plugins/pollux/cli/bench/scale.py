@@ -17,7 +17,7 @@ def scale(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the snapshots.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
-    """Time one decision on seeded snapshots of three GPU types with 0.6 jobs a GPU.
+    """Time one decision, in CPU seconds of one core, on seeded snapshots: three GPU types, 0.6 jobs a GPU.
 
     lp_s is HiGHS alone on the linear relaxation of the same program, objective_ratio what the decision gains
     against the bound that the relaxation gives.
@@ -26,6 +26,7 @@ def scale(
 
     from rich.console import Console
     from rich.table import Table
+    from threadpoolctl import threadpool_limits
 
     from pollux.bench.scale import PROGRAMS, measure
     from pollux.errors import ConfigError
@@ -44,9 +45,10 @@ def scale(
     rows = []
     try:
         with console.status("measuring"):
-            for row in measure(sizes, policies=names, seed=seed):
-                rows.append(row)
-                console.print(f"{row.gpus} GPUs, {row.jobs} jobs, {row.policy}: {row.decide_s:.3f} s")
+            with threadpool_limits(limits=1):
+                for row in measure(sizes, policies=names, seed=seed):
+                    rows.append(row)
+                    console.print(f"{row.gpus} GPUs, {row.jobs} jobs, {row.policy}: {row.decide_s:.3f} s")
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
