@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
@@ -98,6 +99,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         job = self._new_job(module, loader)
         self._source = _Source(job, job.epochs(self._epochs(job, len(loader.dataset))))
         fit.max_epochs, fit.epoch_loop.max_steps = -1, -1
+        _name_passes_alone(trainer)
         passes = fit.epoch_progress.current
         passes.ready = passes.started = passes.processed = passes.completed = self._source.number
         trainer.should_stop = self._source.finished
@@ -277,6 +279,14 @@ def _callbacks(trainer: Trainer | None) -> dict[str, Stateful]:
         else:
             found[f"callback.{callback.state_key}"] = callback
     return found
+
+
+def _name_passes_alone(trainer: Trainer) -> None:
+    """How many passes there will be is not known, of which Lightning's rich bar makes "Epoch 2/-2"."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, RichProgressBar):
+            width = len(callback.validation_description)
+            callback._get_train_description = lambda number, width=width: f"Epoch {number}".ljust(width)
 
 
 def _check(trainer: Trainer, module: LightningModule, loader: Any, num_loaders: int) -> None:

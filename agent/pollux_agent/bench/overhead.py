@@ -23,6 +23,10 @@ def overhead(
     ] = None,
     every_step: Annotated[bool, typer.Option(help="Also with the noise scale at every step.")] = True,
     peers: Annotated[Path, typer.Option(help="The environment of `make peers`.")] = Path(".peers"),
+    cpu: Annotated[
+        bool,
+        typer.Option(help="Compare CPU time, for a machine with other work; the bars are for wall time."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the wall time of the same steps under the agent and under plain torch.
@@ -44,7 +48,8 @@ def overhead(
         typer.echo(
             f"{python} is not there, so the adaptdl column is left out; `make peers` makes it", err=True
         )
-    with Bench(seconds=seconds, pairs=pairs, most_pairs=max(pairs, most_pairs)) as measure:
+    clock = "cpu" if cpu else "wall"
+    with Bench(seconds=seconds, pairs=pairs, most_pairs=max(pairs, most_pairs), clock=clock) as measure:
         figures: dict[str, object] = {}
         failed = False
         for name in chosen:

@@ -1,9 +1,10 @@
-"""One rank of a training that is timed in turns: ``python overhead_run.py MODE WORKLOAD LOCAL_BATCH``.
+"""One rank of a training that is timed in turns: ``python overhead_run.py MODE WORKLOAD LOCAL_BATCH CLOCK``.
 
 MODE is ``plain`` (torch alone, with DistributedDataParallel where there are several ranks), ``agent``,
 ``every`` (the agent, with the noise scale measured at every step) or ``adaptdl``. Behind the warm-up it says
-``ready``; it answers each line of its input, a number of steps, with the seconds that these took. Run as a
-file, since a peer's environment lacks this package.
+``ready``; it answers each line of its input, a number of steps, with the seconds that these took by CLOCK:
+``wall``, or ``cpu`` for those of this process's threads. Run as a file, since a peer's environment lacks this
+package.
 """
 
 import importlib
@@ -118,18 +119,24 @@ def adaptdl(model: nn.Module, optimizer: Optimizer, data: TensorDataset, local_b
     return wrapped, (batch for _ in adl.remaining_epochs_until(1_000_000) for batch in loader)
 
 
-def train(model: nn.Module, optimizer: Optimizer, batches: Iterator[list[Tensor]], steps: int) -> float:
+def train(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterator[list[Tensor]],
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds that ``steps`` steps of an ordinary loop take."""
-    started_s = time.perf_counter()
+    started_s = clock()
     for inputs, targets in islice(batches, steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return time.perf_counter() - started_s
+    return clock() - started_s
 
 
-def main(mode: str, name: str, local_batch: int) -> None:
+def main(mode: str, name: str, local_batch: int, clock: Callable[[], float]) -> None:
     """Warm up, and train as many steps as each line of the input says until it ends."""
     torch.set_num_threads(1)
     model, optimizer, data = workload(name)
@@ -142,9 +149,10 @@ def main(mode: str, name: str, local_batch: int) -> None:
     train(model, optimizer, batches, WARM_UP_STEPS)
     print("ready", flush=True)  # noqa: T201 - the answer
     for line in sys.stdin:
-        print(train(model, optimizer, batches, int(line)), flush=True)  # noqa: T201 - the answer
+        print(train(model, optimizer, batches, int(line), clock), flush=True)  # noqa: T201 - the answer
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    clocks = {"wall": time.perf_counter, "cpu": time.process_time}
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), clocks[sys.argv[4]])

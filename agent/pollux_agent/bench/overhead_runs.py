@@ -44,8 +44,8 @@ CASES: Mapping[str, tuple[str, int, int]] = MappingProxyType(
 class Bench:
     """Runs cases; a context manager that owns a scratch folder."""
 
-    def __init__(self, *, seconds: float, pairs: int, most_pairs: int) -> None:
-        self._seconds, self._pairs, self._most_pairs = seconds, pairs, most_pairs
+    def __init__(self, *, seconds: float, pairs: int, most_pairs: int, clock: str = "wall") -> None:
+        self._seconds, self._pairs, self._most_pairs, self._clock = seconds, pairs, most_pairs, clock
         self._stack = ExitStack()
         self._step_s: dict[str, float] = {}
         self._numbers = count()
@@ -117,7 +117,7 @@ class Bench:
         return stack.enter_context(
             Competitor(
                 f"the {mode} run of {name}",
-                [python, str(SCRIPT), mode, workload, str(local_batch)],
+                [python, str(SCRIPT), mode, workload, str(local_batch), self._clock],
                 [os.environ | variables | _rank_variables(rank) for rank in range(ranks)],
                 folder,
             )

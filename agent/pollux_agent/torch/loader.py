@@ -114,7 +114,7 @@ class _Loader:
                 if micro.last:
                     self._advance(micro, state)
                 going = self._steps.end()
-                if not going or (micro.last and self._steps.plan != plan and not self.follows_plan):
+                if not going or (micro.last and self._steps.plan is not plan and not self.follows_plan):
                     break
             else:
                 self._end()

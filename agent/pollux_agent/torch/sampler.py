@@ -125,10 +125,14 @@ class ElasticSampler(Position):
         order = self.order()
         spare = order[: self._least].tolist()
         largest = -(-plan.batch_size // (num_replicas * plan.micro_batches))
+        alone = num_replicas * plan.micro_batches == 1 and plan.batch_size >= self._least
         for start in range(self.cursor, self.num_samples, plan.batch_size):
-            taken = order[start : start + plan.batch_size]
+            taken = order[start : start + plan.batch_size].tolist()
+            if alone and len(taken) == plan.batch_size:
+                yield _whole_step(taken)
+                continue
             yield from split_step(
-                taken.tolist(),
+                taken,
                 plan.micro_batches,
                 rank=rank,
                 num_replicas=num_replicas,
@@ -145,6 +149,14 @@ class ElasticSampler(Position):
                 f"has {self.num_samples}; restore the data set, or start afresh without the checkpoint"
             )
         super().load_state_dict(state)
+
+
+def _whole_step(samples: Sequence[int]) -> MicroBatch:
+    """What :func:`split_step` gives one rank that does not accumulate, in less time."""
+    count = len(samples)
+    return MicroBatch(
+        indices=tuple(samples), num_samples=count, position=0, micro_batches=1, step_samples=count
+    )
 
 
 def split_step(

@@ -13,7 +13,8 @@ class ProgressSchedulers:
     """Steps schedulers once for each whole step of M0's worth of progress.
 
     A scheduler that was made for batches of M0 samples so keeps its meaning at any batch size, and a skipped
-    step does not move it. Calls of ``scheduler.step()`` by the script do nothing from here on.
+    step does not move it. Calls of ``scheduler.step()`` by the script do nothing from here on. The last step
+    of a training may go beyond its target; a scheduler, which may know no more steps, does not.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler]) -> None:
@@ -24,9 +25,9 @@ class ProgressSchedulers:
         """The schedulers are where ``progress`` had brought them."""
         self._taken = int(progress + _ROUNDING)
 
-    def advance(self, progress: float) -> None:
-        """Take the steps that are due at ``progress``, in steps of size M0."""
-        due = int(progress + _ROUNDING)
+    def advance(self, progress: float, target: float | None = None) -> None:
+        """Take the steps that are due at ``progress``, in steps of size M0, up to the ``target``."""
+        due = int((progress if target is None else min(progress, target)) + _ROUNDING)
         for _ in range(due - self._taken):
             for step in self._steps:
                 step()

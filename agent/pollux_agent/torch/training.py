@@ -68,7 +68,11 @@ class Training:
         self._resumed, self._began = resumed, False
         self._within, self._busy, self._stop_at_close = False, False, False
         self._timer = StepTimer()
+        self._stepper, self._pace, self._tells = parts.stepper, parts.pace, parts.telemetry.step
+        self._waits_for = parts.world.device if parts.world.device.type == "cuda" else None
         self._lr_factor = 1.0
+        self._initial_batch_size = parts.config.limits.initial_batch_size
+        self._adaptive = parts.config.adaptive
         self.after_step: list[Callable[[], None]] = []
         self.share = 0.0
         self._tune_in = self._tune_every = FIRST_TUNE_STEPS
@@ -107,7 +111,7 @@ class Training:
     def begin(self, micro: MicroBatch) -> None:
         self._within = True
         self.share = micro.num_samples / micro.step_samples
-        self._parts.stepper.begin(micro)
+        self._stepper.begin(micro)
 
     def end(self) -> bool:
         """Ends a micro-batch, and with the last one its step; False once there is nothing left to do.
@@ -115,11 +119,11 @@ class Training:
         Raises SystemExit at the boundary at which all ranks agreed to stop. Behind the last step of a pass
         it waits for :meth:`close`: what the script does there must find the variables of its loop.
         """
-        step = self._parts.stepper.end()
-        if self._parts.world.device.type == "cuda":
-            torch.cuda.synchronize(self._parts.world.device)
-        if self._parts.pace is not None:
-            self._parts.pace.pause()
+        step = self._stepper.end()
+        if self._waits_for is not None:
+            torch.cuda.synchronize(self._waits_for)
+        if self._pace is not None:
+            self._pace.pause()
         self._timer.end()
         if step is None:
             return True
@@ -214,31 +218,32 @@ class Training:
             self._busy = busy
 
     def _count(self, step: FinishedStep) -> None:
-        history, config = self._history, self._parts.config
+        history, samples = self._history, step.samples
         accum_s, optim_s, warm = self._timer.take()
         progress = 0.0
         if not step.skipped:
             progress = progress_of_step(
                 step.noise_scale,
-                initial_batch_size=config.limits.initial_batch_size,
-                batch_size=step.samples,
-                adaptive=config.adaptive,
+                initial_batch_size=self._initial_batch_size,
+                batch_size=samples,
+                adaptive=self._adaptive,
             )
         history.step += 1
         history.skipped_steps += step.skipped
-        history.examples += step.samples
-        history.max_batch_size_seen = max(history.max_batch_size_seen, step.samples)
+        history.examples += samples
+        if samples > history.max_batch_size_seen:
+            history.max_batch_size_seen = samples
         history.progress += progress
-        self._parts.schedulers.advance(history.progress)
+        self._parts.schedulers.advance(history.progress, self.target)
         self._lr_factor = step.lr_factor
-        if warm and step.samples == self.plan.batch_size:
+        if warm and samples == self.plan.batch_size:
             world = self._parts.world
             key = (world.num_nodes, world.size, local_batch_size(self.plan, world.size))
             self._profile.record(key, accum_s=accum_s, optim_s=optim_s)
-        self._parts.telemetry.step(seconds=sum(accum_s) + optim_s, samples=step.samples, progress=progress)
+        self._tells(seconds=sum(accum_s) + optim_s, samples=samples, progress=progress)
         if not self._began:
             self._first_step()
-        self._parts.journal.step(batch_size=step.samples)
+        self._parts.journal.step(batch_size=samples)
 
     @property
     def _profile(self) -> Profile:
@@ -293,7 +298,7 @@ class Training:
             self._tune_every = max(1, min(2 * self._tune_every, int(parts.report_interval_s / step_s)))
         plan, self._tune_every = self._agree(plan, self._tune_every)
         self._tune_in = self._tune_every
-        if plan != self.plan:
+        if plan != self.plan:  # an equal one must not take its place: the loader would start to read anew
             self.plan = plan
             self._timer.changed()
 

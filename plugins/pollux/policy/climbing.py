@@ -41,9 +41,11 @@ def _steps(problem: Problem, current: Ints, rng: Generator) -> Ints:
         return np.zeros((0, *current.shape), dtype=np.int64)
     gives = giver >= 0
     row = np.maximum(giver, 0)
-    state = _State(problem, current)
-    gain = state.gain(taker, node, count) + np.where(gives, state.gain(row, node, -count), 0.0)
-    gain = np.where(problem.pinned[taker] | (taker == giver) | ~problem.allowed[taker, node], -np.inf, gain)
+    with np.errstate(over="ignore", invalid="ignore"):
+        state = _State(problem, current)
+        gain = state.gain(taker, node, count) + np.where(gives, state.gain(row, node, -count), 0.0)
+    never = problem.pinned[taker] | (taker == giver) | ~problem.allowed[taker, node] | np.isnan(gain)
+    gain = np.where(never, -np.inf, gain)
     order = np.argsort(-np.round(gain, 9).ravel(), kind="stable")[:_TRIED]
     order = order[gain.ravel()[order] > -np.inf]
     who, offer = np.unravel_index(order, gain.shape)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pollux.policy.tables import Floats, Ints, goodputs, is_adaptive, models_of, params_of
 from pollux.snapshot import Job, Node, Snapshot
-from pollux_agent.model.goodput import BatchLimits, GoodputModel
+from pollux_agent.model.goodput import BatchLimits, GoodputModel, best_of_jobs
 from pollux_agent.model.throughput import ThroughputParams
 
 _FIELDS = tuple(ThroughputParams.__dataclass_fields__)
@@ -42,19 +42,24 @@ def job_limit(job: Job) -> int:
     return max(job.gpu_limit, min(job.num_gpus, job.max_gpus))
 
 
-def best_goodputs(job: Job, gpu_types: Sequence[str], num_nodes: Ints, num_gpus: Ints) -> Floats:
-    """Goodput (T, n) of the job on each type of GPU, on ``num_gpus[i]`` GPUs of ``num_nodes[i]`` nodes.
+def best_goodputs(jobs: Sequence[Job], gpu_types: Sequence[str], num_nodes: Ints, num_gpus: Ints) -> Floats:
+    """Goodput (J, T, n) of each job on each type of GPU, on ``num_gpus[i]`` GPUs of ``num_nodes[i]`` nodes.
 
     As :func:`pollux.policy.tables.goodputs`, but that of a training is exact.
     """
-    if not gpu_types:
-        return np.zeros((0, len(num_gpus)))
-    if job.estimator == "training":
-        values = [model.best(num_nodes, num_gpus).goodput for model in job_models(job, gpu_types)]
-    else:
-        models, one = models_of([job], gpu_types), np.zeros(num_gpus.shape, dtype=np.int64)
-        values = [goodputs(models, one, one + kind, num_nodes, num_gpus) for kind in range(len(gpu_types))]
-    return np.array(values)
+    values = np.zeros((len(jobs), len(gpu_types), len(num_gpus)))
+    trains = np.array([job.estimator == "training" for job in jobs], dtype=np.bool_)
+    models = [model for job in jobs if job.estimator == "training" for model in job_models(job, gpu_types)]
+    if models:
+        found = best_of_jobs(models, num_nodes, num_gpus).goodput
+        values[trains] = found.reshape(-1, len(gpu_types), len(num_gpus))
+    others = [job for job in jobs if job.estimator != "training"]
+    if others and gpu_types:
+        cells = (np.arange(len(others)), np.arange(len(gpu_types)), np.arange(len(num_gpus)))
+        job, kind, place = (axis.ravel() for axis in np.meshgrid(*cells, indexing="ij"))
+        told = goodputs(models_of(others, gpu_types), job, kind, num_nodes[place], num_gpus[place])
+        values[~trains] = told.reshape(len(others), len(gpu_types), len(num_gpus))
+    return values
 
 
 def job_models(job: Job, gpu_types: Sequence[str]) -> list[GoodputModel]:

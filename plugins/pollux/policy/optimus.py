@@ -92,7 +92,7 @@ def _gains(job: Job, width: int) -> list[float]:
         times, remaining = job.oracle.step_time_s[:limit], job.oracle.remaining_steps
     else:
         gpus = np.arange(1, limit + 1)
-        rate = best_goodputs(job, [min(job.estimates, default="")], -(-gpus // width), gpus)[0]
+        rate = best_goodputs([job], [min(job.estimates, default="")], -(-gpus // width), gpus)[0, 0]
         times = tuple(np.divide(1.0, rate, out=np.full(limit, np.inf), where=rate > 0).tolist())
         goal = job.progress + 1.0 if job.target_progress is None else job.target_progress
         remaining = max(goal - job.progress, 0.0) * job.initial_batch_size

@@ -292,11 +292,9 @@ def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, lar
     spans, gpus = np.meshgrid(np.arange(num_nodes + 1), np.arange(largest + 1), indexing="ij")
     possible = (spans >= 1) & (gpus >= spans)
     tables = np.zeros((len(jobs), len(types), num_nodes + 1, largest + 1))
-    for row, job in enumerate(jobs):
-        usable = [column for column, kind in enumerate(types) if not job.gpu_types or kind in job.gpu_types]
-        values = best_goodputs(job, [types[column] for column in usable], spans[possible], gpus[possible])
-        for column, value in zip(usable, values, strict=True):
-            tables[row, column][possible] = value
+    usable = np.array([[not job.gpu_types or kind in job.gpu_types for kind in types] for job in jobs])
+    values = best_goodputs(jobs, types, spans[possible], gpus[possible])
+    tables[:, :, possible] = np.where(usable[:, :, None], values, 0.0)
     return tables
 
 

@@ -28,7 +28,7 @@ def search(
     """The final population, best first; shape (candidates, jobs, nodes), every candidate legal.
 
     It starts from ``earlier`` matrices (the last decision's population, by and large), today's
-    allocation, and greedily built ones.
+    allocation, what a climb from there reaches, and greedily built ones; another climb ends it.
     """
     breeder = Breeder(problem, rng)
     herd = _Herd.of(breeder, _first(problem, earlier, rng).astype(np.float64)).best(size)

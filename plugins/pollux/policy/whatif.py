@@ -163,7 +163,7 @@ def _most_goodput(job: Job, kinds: Sequence[str], options: Options) -> float:
     """Of any number of GPUs that the job's bounds and the cluster's size allow, packed."""
     counts = np.arange(job.min_gpus, min(job_limit(job), options.hardware.total) + 1)
     spans = -(-counts // max(int(options.hardware.width.max(initial=1)), 1))
-    return float(np.max(best_goodputs(job, kinds, spans, counts), initial=0.0))
+    return float(np.max(best_goodputs([job], kinds, spans, counts), initial=0.0))
 
 
 def _held(snapshot: Snapshot, decision: Decision, job: Job, options: Options, row: int) -> float:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from elastic_runs import Line
 from gang import run_gang
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -112,6 +112,17 @@ def test_on_one_process_it_trains_as_plain_lightning_does(
     assert strategy.job.step == 10
     assert module.validations == 2 + 1  # each pass, and Lightning's check before training
     assert weights(module) == pytest.approx(plain, abs=1e-5)
+
+
+@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
+def test_a_progress_bar_names_the_pass(
+    bar: type[RichProgressBar | TQDMProgressBar], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trainer(tmp_path, elastic(), max_epochs=3, callbacks=[bar()], enable_progress_bar=True)
+    run.fit(Fit(), data())
+    shown = "".join(capsys.readouterr())
+    assert "Epoch 2" in shown
+    assert "Epoch 2/" not in shown
 
 
 def member(folder: Path, local: int) -> dict[str, Any]:

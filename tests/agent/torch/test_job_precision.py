@@ -11,7 +11,9 @@ from gang import run_gang
 from torch import nn
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.torch import ElasticJob
+from pollux_agent.torch import ElasticJob, training
+from pollux_agent.torch.sampler import BatchPlan
+from pollux_agent.torch.tuner import Tuner
 
 RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
@@ -137,6 +139,20 @@ def test_a_scheduler_follows_progress_and_not_calls() -> None:
     assert rates == [0.25, 1 / 32]  # 2.5 steps of size M0, then 5
 
 
+def test_a_scheduler_that_knows_no_more_steps_is_not_asked_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step goes beyond the target, 7.5 steps of size M0: the third one makes it 9."""
+    fixed = BatchPlan(batch_size=16, micro_batches=2)
+    monkeypatch.setattr(Tuner, "choose", lambda *args, **kwargs: fixed)
+    monkeypatch.setattr(training, "progress_of_step", lambda *args, batch_size, **kwargs: batch_size / 4)
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=7)
+    job = ElasticJob(model, optimizer, Line(20), batch_size=4, lr_scheduler=scheduler)
+    plain_pass(job, optimizer, 1.5)
+    assert job.complete
+    assert (job.progress, scheduler.last_epoch) == (9.0, 7)
+
+
 def test_a_scheduler_of_steps_goes_on_after_a_restart(tmp_path: Any) -> None:
     rates = []
     for epochs in (1, 2):
@@ -157,7 +173,7 @@ def test_a_scheduler_of_steps_goes_on_after_a_restart(tmp_path: Any) -> None:
     assert rates == [0.25, 0.0625]
 
 
-def plain_pass(job: ElasticJob, optimizer: torch.optim.Optimizer, epochs: int = 1) -> None:
+def plain_pass(job: ElasticJob, optimizer: torch.optim.Optimizer, epochs: float = 1) -> None:
     for _ in job.epochs(epochs):
         for inputs, targets, _ in job.loader:
             optimizer.zero_grad()

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ class Launch:
 
     def run(self, text: str) -> tuple[int, str]:
         """Status and output of a launcher whose workers run a script with this text."""
+        launcher = self.start(text)
+        output, _ = launcher.communicate(timeout=TIMEOUT_S)
+        return launcher.returncode, output
+
+    def start(self, text: str, *, grace_s: float = 30.0) -> subprocess.Popen[str]:
+        """That launcher as it begins; ``grace_s`` are between its SIGTERM and its workers' SIGKILL."""
         script = self.folder.root / "script.py"
         script.write_text(text)
         spec = JobSpec(
@@ -44,15 +51,15 @@ class Launch:
             placement={"node-0": 2},
             rendezvous=f"127.0.0.1:{port}",
             parent_pid=os.getpid(),
+            grace_s=grace_s,
         )
-        done = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", "pollux_agent.cli", "launch"],
             env=os.environ | environment(settings),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=TIMEOUT_S,
         )
-        return done.returncode, done.stdout + done.stderr
 
     def outcomes(self) -> dict[int, Outcome]:
         found: dict[int, Any] = {}
@@ -68,7 +75,7 @@ def launch(tmp_path: Path) -> Launch:
     return Launch(tmp_path)
 
 
-def test_a_rank_that_is_killed_takes_one_along_that_waits_for_ever(launch: Launch) -> None:
+def test_a_rank_that_is_killed_takes_one_along_within_30_s_that_waits_for_ever(launch: Launch) -> None:
     text = """
 import os, pathlib, signal, time
 rank = int(os.environ["RANK"])
@@ -76,6 +83,7 @@ pathlib.Path(__file__).with_name(f"pid-{rank}").write_text(str(os.getpid()))
 if rank == 1:
     while not pathlib.Path(__file__).with_name("pid-0").exists():
         time.sleep(0.05)
+    pathlib.Path(__file__).with_name("killed").write_text(str(time.time()))
     os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 while True:
@@ -83,8 +91,38 @@ while True:
 """
     status, _ = launch.run(text)
     assert status == 1
+    assert time.time() - float((launch.folder.root / "killed").read_text()) < 30
     for rank in range(2):
         assert not psutil.pid_exists(int((launch.folder.root / f"pid-{rank}").read_text()))
+
+
+SAVES_FOR_5_S = """
+import os, pathlib, signal, time
+rank, here = int(os.environ["RANK"]), pathlib.Path(__file__).parent
+def save(*_):
+    time.sleep(5)
+    (here / f"saved-{rank}").touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+(here / f"ready-{rank}").touch()
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("grace_s", "want"), [(40.0, 2), (1.0, 0)], ids=["enough grace", "too little"])
+def test_workers_have_the_pods_grace_period_to_save_and_no_more(
+    launch: Launch, grace_s: float, want: int
+) -> None:
+    """torch's own time-out, 30 s whatever the pod has, would cut a longer save off."""
+    launcher = launch.start(SAVES_FOR_5_S, grace_s=grace_s)
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(list(launch.folder.root.glob("ready-*"))) < 2:
+        assert launcher.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    launcher.terminate()
+    launcher.communicate(timeout=TIMEOUT_S)
+    assert len(list(launch.folder.root.glob("saved-*"))) == want
 
 
 def test_a_failing_script_keeps_its_own_traceback(launch: Launch) -> None:
