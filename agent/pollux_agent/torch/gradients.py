@@ -306,7 +306,9 @@ class GradientSync:
         for group, flat in zip(self._groups, flats, strict=True):
             own = [self._params[number] for number in group]
             pack(flat, own, [param.grad for param in own])
-        return Gradient(flats=flats, used=[param.grad is not None for param in self._params])
+        return Gradient(
+            params=self._params, flats=flats, used=[param.grad is not None for param in self._params]
+        )
 
     def _follow_frozen(self) -> None:
         """Parameters may be frozen and unfrozen between steps, on all ranks alike."""

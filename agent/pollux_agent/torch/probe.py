@@ -25,8 +25,9 @@ _SPARES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """One step's gradient, unscaled: flat tensors, and which parameters have one."""
+    """One step's gradient, unscaled: flat tensors, and which of ``params`` have one."""
 
+    params: Sequence[Tensor]
     flats: Sequence[Tensor]
     used: Sequence[bool]
 
@@ -75,8 +76,7 @@ class NoiseProbe:
         self._measures = self._remembers = False
         self._remembered: _Remembered | None = None
         self._remembering: _Remembered | None = None
-        self._spares: list[Sequence[Tensor]] = []
-        self._spares_of: Sequence[Tensor] | None = None
+        self._spares: list[Gradient] = []
         self._inverse_scale = 1.0
         self._count: float = 0.0
         self._weighted: Tensor | float = 0.0
@@ -140,11 +140,10 @@ class NoiseProbe:
 
         On a CPU those of a gradient that is done with: the first touch of new memory costs more than a copy.
         """
-        if self._spares_of is not params:
-            self._spares.clear()
-            self._spares_of = params
-        if self._spares:
-            return self._spares.pop()
+        while self._spares:
+            spare = self._spares.pop()
+            if spare.params is params:
+                return spare.flats
         return [
             torch.empty(
                 sum(params[number].numel() for number in group),
@@ -236,7 +235,7 @@ class NoiseProbe:
 
     def _done_with(self, gradient: Gradient) -> None:
         if len(self._spares) < _SPARES and all(flat.device.type == "cpu" for flat in gradient.flats):
-            self._spares.append(gradient.flats)
+            self._spares.append(gradient)
 
     def _due(self, step: int) -> bool:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0

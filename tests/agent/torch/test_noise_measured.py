@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from gang import run_gang
 from torch import Tensor, nn
 
@@ -234,6 +235,41 @@ def test_steps_of_one_and_of_several_micro_batches_in_turn_under_adam(
         assert sample.mean_sqr == pytest.approx(float(mean.square().sum()), rel=1e-9)
         want = weights[0] * float(first.square().sum()) + weights[1] * float(other.square().sum())
         assert sample.weighted_sqr_sum == pytest.approx(want, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_parameters_that_are_frozen_in_between_are_not_paired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory of earlier gradients, which had another size, is not taken for theirs either."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 3).double(), nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    sync = GradientSync(nn.Sequential(first, second), [optimizer], sample_every=1)
+    seen: list[NoiseSample] = []
+    monkeypatch.setattr(sync.noise, "update", seen.append)
+    before: list[Tensor] = []
+    for step in range(18):
+        frozen, skips_bias = step // 3 % 2 == 1, step % 3 == 2
+        first.requires_grad_(not frozen)
+        sync.start_step(micro_batches=1, step_samples=8)
+        sync.start_micro_batch(num_samples=8, last=True)
+        optimizer.zero_grad()
+        hidden = first(torch.randn(8, 4, dtype=torch.float64))
+        (F.linear(hidden, second.weight) if skips_bias else second(hidden)).square().mean().backward()
+        now = [p.grad.flatten() for p in (*first.parameters(), second.weight) if p.grad is not None]
+        if second.bias.grad is not None:
+            now.append(second.bias.grad.clone())
+        seen.clear()
+        sync.finish_step()
+        if step % 3 == 0:
+            assert not seen
+        else:
+            (sample,) = seen
+            shared = min(len(before), len(now))
+            mean = (torch.cat(before[:shared]) + torch.cat(now[:shared])) / 2
+            assert sample.mean_sqr == pytest.approx(float(mean.square().sum()), rel=1e-12)
+        before = [part.clone() for part in now]
 
 
 def counted_steps(sample_every: int, steps: int) -> list[int]:
