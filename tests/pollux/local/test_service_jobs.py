@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -238,20 +239,21 @@ def test_an_older_decision_changes_nothing(service: Service) -> None:
     assert service.cluster.job("job").allocation.decision == new
 
 
-@pytest.fixture
+@contextmanager
 def busy_machine() -> Iterator[None]:
     """Six times as many other processes that compute as there are cores."""
     others = [
         subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
         for _ in range(6 * (os.cpu_count() or 1))
     ]
-    yield
-    for other in others:
-        other.kill()
-        other.wait()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
-@pytest.mark.usefixtures("busy_machine")
 def test_a_slot_gets_its_share_of_a_busy_machine_and_no_more(make_service: Callable[..., Service]) -> None:
     service = make_service("--slot-cap", "0.3")
     if not any(Path("/sys/fs/cgroup").glob("cpu/pollux-*")):
@@ -260,9 +262,10 @@ def test_a_slot_gets_its_share_of_a_busy_machine_and_no_more(make_service: Calla
     service.give("job", {"node-0": 1})
     awaited(lambda: service.cluster.logs("job").lines)
     worker = psutil.Process(service.workers()[0].pid)
-    before, begin = worker.cpu_times(), time.monotonic()
-    time.sleep(4)
-    after, seconds = worker.cpu_times(), time.monotonic() - begin
+    with busy_machine():
+        before, begin = worker.cpu_times(), time.monotonic()
+        time.sleep(4)
+        after, seconds = worker.cpu_times(), time.monotonic() - begin
     used = (after.user + after.system - before.user - before.system) / seconds
     assert used == pytest.approx(0.3, rel=0.25)
     (group,) = Path("/sys/fs/cgroup").glob("cpu/pollux-*/job.node-0")
