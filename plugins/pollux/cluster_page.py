@@ -12,10 +12,11 @@ from pollux.cluster.base import ClusterJob, ClusterView
 from pollux.cluster.opening import open_cluster
 from pollux.errors import ClusterError, ConfigError
 from pollux.operators.links import mlflow_run_url
+from pollux.record import Records
 from pollux.settings import Settings
 from pollux.snapshot import Decision
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import DOCUMENT_CONFIG, Placement, decode, to_plain
+from pollux_agent.protocol import DOCUMENT_CONFIG, Placement, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -67,7 +68,7 @@ def gather(config: Settings) -> ClusterPage:
         view = ClusterView(nodes=(), jobs=())
         problems.append(f"The cluster does not answer: {error}")
     try:
-        decision = last_decision(config)
+        decision = Records(config.decisions).read_newest_decision()
     except (DocumentError, OSError) as error:
         decision = None
         problems.append(f"The last decision cannot be read: {error}")
@@ -80,18 +81,6 @@ def gather(config: Settings) -> ClusterPage:
         jobs=tuple(_job_row(job, decision, config, now_s) for job in view.jobs),
         problems=tuple(problems),
     )
-
-
-def last_decision(config: Settings) -> Decision | None:
-    """The newest decision that a cycle saved, None before the first."""
-    if not config.decisions.is_dir():
-        return None
-    numbers = sorted((int(p.name) for p in config.decisions.iterdir() if p.name.isdecimal()), reverse=True)
-    for number in numbers:
-        path = config.decisions / str(number) / "decision.json"
-        if path.exists():
-            return decode(Decision, path.read_bytes())
-    return None
 
 
 def _node_rows(view: ClusterView) -> Iterable[NodeRow]:

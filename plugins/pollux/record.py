@@ -42,14 +42,18 @@ class Records:
             raise SnapshotError(f"{path} cannot be written: {error}; free the disk or its rights") from error
 
     def newest_decision(self, below: int | None = None) -> Decision | None:
-        """The newest decision, of those under ``below`` if given; None without one that can be read."""
+        """The newest decision, of those under ``below`` if given; None if there is none, or none to read."""
+        try:
+            return self.read_newest_decision(below)
+        except (OSError, DocumentError):
+            return None
+
+    def read_newest_decision(self, below: int | None = None) -> Decision | None:
+        """The same, but raises OSError or DocumentError if it cannot be read."""
         for number in reversed(self._numbers()):
             path = self._root / str(number) / "decision.json"
             if (below is None or number < below) and path.exists():
-                try:
-                    return decode(Decision, path.read_bytes())
-                except (OSError, DocumentError):
-                    return None
+                return decode(Decision, path.read_bytes())
         return None
 
     def newest_result(self) -> Path | None:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.cluster_page import ClusterPage, JobRow, NodeRow, gather, last_decision, page_json, render
+from pollux.cluster_page import ClusterPage, JobRow, NodeRow, gather, page_json, render
 from pollux.settings import Settings
-from pollux.snapshot import Decision, JobDecision
-from pollux_agent.protocol import encode
 
 EVIL = "<script>alert(1)</script>\"'&"
 
@@ -88,24 +86,6 @@ def test_a_cluster_that_is_away_is_said_and_no_error(tmp_path: Path) -> None:
     assert "does not answer" in gathered.problems[0]
     assert "does not answer" in render(gathered)
     assert json.loads(page_json(gathered))["jobs"] == []
-
-
-def test_the_newest_decision_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
-    assert last_decision(Settings(state=tmp_path)) is None
-    for number in (9, 10, 2):
-        decision = Decision(
-            decision=number,
-            policy="pollux",
-            objective=1.0,
-            jobs={"j": JobDecision(reason=f"because {number}")},
-        )
-        folder = tmp_path / "decisions" / str(number)
-        folder.mkdir(parents=True)
-        (folder / "decision.json").write_text(encode(decision))
-    (tmp_path / "decisions" / "11").mkdir()
-    newest = last_decision(Settings(state=tmp_path))
-    assert newest is not None
-    assert newest.jobs["j"].reason == "because 10"
 
 
 def test_a_decision_that_cannot_be_read_is_said(tmp_path: Path) -> None:
