@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import forked
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -76,8 +77,7 @@ class DriverRun:
     def start(self, incarnation: int, *arguments: str, **changes: Any) -> BaseProcess:
         """A worker in a process (and session) of its own; its output goes to ``output``."""
         environ = environment(self.settings(incarnation, **changes))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.job"])
+        context = forked()
         self.ready.unlink(missing_ok=True)
         argv = [str(SCRIPT), str(self.seen), str(self.ready), *arguments]
         process = context.Process(target=_worker, args=(environ, argv, str(self.output)))

@@ -1,6 +1,5 @@
 """Runs a function on several ranks: processes joined by gloo over loopback, forked where torch is loaded."""
 
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -8,17 +7,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from forked import forked
+
 _TIMEOUT_S = 120.0
 
 
 def run_gang(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``function(*args)`` returns on each rank, by rank; fails with a rank's traceback if it raises.
 
-    ``function`` lies at the top level of its module; what it returns is plain values. ``torch._dynamo`` is
-    loaded ahead since the first optimizer imports it, which takes seconds.
+    ``function`` lies at the top level of its module; what it returns is plain values.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.gradients"])
+    context = forked()
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(world_size):

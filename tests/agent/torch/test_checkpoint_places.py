@@ -1,7 +1,6 @@
 """Checkpoints behind a URL keep what those in a folder keep: whole or absent, two of them, fenced."""
 
 import logging
-import multiprocessing
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ import fsspec
 import pytest
 import torch
 from elastic_runs import DriverRun, Line, linear_model
+from forked import forked
 from ftp_server import ftp_server
 from s3_server import s3_server
 from torch import nn
@@ -177,8 +177,7 @@ def test_a_save_of_several_parts_that_is_killed_is_none_on_s3(
     saving = store(url, 0)
     whole = torch.arange(3 * PART_BYTES // 4, dtype=torch.float32)
     first = saving.save({"weights": whole}, step=1)
-    context = multiprocessing.get_context("forkserver")
-    child = context.Process(target=save_and_hang, args=(dict(os.environ), url, hangs))
+    child = forked().Process(target=save_and_hang, args=(dict(os.environ), url, hangs))
     child.start()
     try:
         deadline = time.monotonic() + 120

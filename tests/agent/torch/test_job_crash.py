@@ -1,6 +1,5 @@
 """A job that is killed at any moment, also within a save, goes on whole from its last checkpoint."""
 
-import multiprocessing
 import os
 import random
 import runpy
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from elastic_runs import DriverRun
+from forked import forked
 
 from pollux_agent.settings import environment
 
@@ -43,8 +43,7 @@ class Victim:
 
     def start(self, incarnation: int) -> BaseProcess:
         settings = self.run.settings(incarnation, checkpoint_interval_s=0.1)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.job"])
+        context = forked()
         process = context.Process(
             target=worker, args=(environment(settings), str(self.steps), str(self.output))
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import forked
 
 from pollux_agent.protocol import Event, JobFolder, JobSpec, Outcome, decode, encode
 from pollux_agent.settings import WorkerSettings, environment
@@ -67,8 +68,7 @@ class Stopped:
             grace_s=GRACE_S,
             checkpoint_interval_s=1000.0,
         )
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "pollux_agent.torch.job"])
+        context = forked()
         processes: list[BaseProcess] = []
         for rank in range(self.ranks):
             environ = environment(settings) | {
