@@ -123,9 +123,16 @@ def demo_plan() -> DemoPlan:
 
 
 def quick_plan() -> DemoPlan:
-    """The same in small, for tests: two jobs on two nodes of one slot, and a decision every 5 seconds."""
+    """The same in small, for tests: two jobs on two nodes of one slot, and a decision every 5 seconds.
+
+    Their network is narrower, so that the epochs that it needs do not outlast ``seconds_alone``.
+    """
+    width = ("--width", "16")
     return DemoPlan(
-        jobs=(DIGITS, replace(DIGITS_AGAIN, length=1.6)),
+        jobs=(
+            replace(DIGITS, arguments=width),
+            replace(DIGITS_AGAIN, arguments=(*width, *DIGITS_AGAIN.arguments), length=1.6),
+        ),
         nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
         interval_s=5.0,
         report_interval_s=2.0,
