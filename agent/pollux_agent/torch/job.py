@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from pollux_agent.protocol import ScalingRule as RuleName
 from pollux_agent.report import NullReporter, Reporter, open_reporter
 from pollux_agent.report.alone import open_run
 from pollux_agent.settings import WorkerSettings, tracking_settings, worker_settings
+from pollux_agent.torch.arguments import check_arguments, checked_multiplier
 from pollux_agent.torch.checkpoint import CheckpointStore, first_incarnation
 from pollux_agent.torch.config import job_config, job_spec
 from pollux_agent.torch.gradients import GradientSync
@@ -104,8 +106,9 @@ class ElasticJob:
 
     ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
 
-    The loss must be a mean over the samples of its batch. Raises DocumentError for arguments that contradict
-    each other, CheckpointError if the newest checkpoint does not fit the script.
+    The loss must be a mean over the samples of its batch. Raises TypeError for an argument of a wrong kind,
+    DocumentError for values that cannot be or contradict each other, CheckpointError if the newest checkpoint
+    does not fit the script.
     """
 
     def __init__(
@@ -136,6 +139,26 @@ class ElasticJob:
         noise_every: int = 10,
     ) -> None:
         global _current
+        check_arguments(
+            model=model,
+            optimizer=optimizer,
+            batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            max_local_batch_size=max_local_batch_size,
+            min_local_batch_size=min_local_batch_size,
+            num_samples=num_samples,
+            watch=watch,
+            seed=seed,
+            lr_schedule=lr_schedule,
+            lr_scheduler=lr_scheduler,
+            stateful=stateful,
+            checkpoint_dir=checkpoint_dir,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            worker_init_fn=worker_init_fn,
+            mlflow_tracking_uri=mlflow_tracking_uri,
+            noise_every=noise_every,
+        )
         if _current is not None:
             _current.loader.abandon()
         _check_model(model)
@@ -315,8 +338,10 @@ class ElasticJob:
         One statistical epoch is as much progress as one pass makes at M0, so larger batches take more
         passes, and the last one may end early. Gives the number of the pass. At the end the job is complete.
         A job that was complete goes on from where it ended if it is now asked for more epochs.
-        Raises DocumentError for no epoch at all.
+        Raises DocumentError for no epoch at all, TypeError for what is no number.
         """
+        if isinstance(num_epochs, bool) or not isinstance(num_epochs, Real):
+            raise TypeError(f"epochs is {num_epochs!r}; give a number of epochs, above 0")
         if not num_epochs > 0:
             raise DocumentError(f"epochs is {num_epochs}; train for at least 1")
         position, training = self._position, self._training
@@ -428,7 +453,10 @@ class ElasticJob:
         return math.nan if samples is None else self.progress / (self._steps_of(1) or math.inf)
 
     def _schedule(self) -> float:
-        return 1.0 if self._lr_schedule is None else self._lr_schedule(self.statistical_epoch)
+        if self._lr_schedule is None:
+            return 1.0
+        epoch = self.statistical_epoch
+        return checked_multiplier(self._lr_schedule(epoch), epoch)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -295,9 +295,21 @@ def _ending(options: LoaderOptions) -> EndingFlag | None:
 def dataset_length(dataset: Dataset[Any], given: int | None) -> int | None:
     """Samples in a pass: ``given`` for a stream, or its own length if it knows one, else None.
 
-    Raises TypeError for what is neither a map-style data set nor a stream, DocumentError for a length that is
-    given to a data set that has its own.
+    Raises TypeError for what is neither a map-style data set nor a stream, DocumentError for one that is
+    empty and for a length that is given to a data set that has its own.
     """
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "train_set is a DataLoader; give its data set (loader.dataset): the job makes the loader, from "
+            "num_workers, collate_fn, pin_memory and worker_init_fn"
+        )
+    length = _length(dataset, given)
+    if length == 0:
+        raise DocumentError(f"train_set is empty: its {type(dataset).__name__} has 0 samples; give it some")
+    return length
+
+
+def _length(dataset: Dataset[Any], given: int | None) -> int | None:
     if isinstance(dataset, IterableDataset):
         if given is not None and given < 1:
             raise DocumentError(f"num_samples is {given}; give the samples of a pass, or leave it out")

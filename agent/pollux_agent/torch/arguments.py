@@ -1,0 +1,139 @@
+"""What the arguments of an ElasticJob must be: one table, and an error that names argument, value and fix."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from pollux_agent.errors import DocumentError
+
+
+@dataclass(frozen=True, slots=True)
+class _Must:
+    """``be``: of which kind. ``give``: the words for it. ``hold``: what its value has to be besides."""
+
+    be: Callable[[Any], bool]
+    give: str
+    hold: Callable[[Any], bool] = lambda _: True
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _or_none(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or kind(value)
+
+
+def _some(kind: type) -> Callable[[Any], bool]:
+    """One of a kind, or a sequence of them."""
+    return lambda value: (
+        isinstance(value, kind)
+        or (isinstance(value, Sequence) and all(isinstance(each, kind) for each in value))
+    )
+
+
+def _at_least(least: int) -> Callable[[Any], bool]:
+    return lambda value: value is None or value >= least
+
+
+def _count(least: int, *, optional: bool = False) -> _Must:
+    none = ", or None" if optional else ""
+    return _Must(
+        _or_none(_whole) if optional else _whole, f"a whole number from {least} on{none}", _at_least(least)
+    )
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _filled(value: object) -> bool:
+    return value != ""
+
+
+_FUNCTION = _Must(_or_none(callable), "a function, or None")
+_RULES: Mapping[str, _Must] = MappingProxyType(
+    {
+        "model": _Must(lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
+        "optimizer": _Must(
+            _some(Optimizer),
+            "the torch.optim.Optimizer that the loop steps, or a list of them",
+            lambda value: not isinstance(value, Sequence) or len(value) > 0,
+        ),
+        "batch_size": _Must(_whole, "a whole number of samples, from 1 on"),
+        "max_batch_size": _Must(_or_none(_whole), "a whole number of samples, or None"),
+        "max_local_batch_size": _Must(_or_none(_whole), "a whole number of samples, or None"),
+        "min_local_batch_size": _Must(_or_none(_whole), "a whole number of samples, or None"),
+        "num_samples": _Must(_or_none(_whole), "a whole number of samples, or None"),
+        "noise_every": _count(1),
+        "num_workers": _count(0),
+        "seed": _count(0),
+        "watch": _Must(_or_none(_text), "the name of a figure that the script logs, or None", _filled),
+        "mlflow_tracking_uri": _Must(_or_none(_text), "MLflow's address, or None"),
+        "checkpoint_dir": _Must(
+            _or_none(lambda value: isinstance(value, str | Path)),
+            "a folder or a URL (str or Path), or None",
+            _filled,
+        ),
+        "lr_schedule": _Must(_or_none(callable), "a function of the statistical epoch, or None"),
+        "lr_scheduler": _Must(
+            _some(LRScheduler),
+            "a torch.optim.lr_scheduler that counts steps, or a list of them; a plain function of the "
+            "statistical epoch goes in as lr_schedule",
+        ),
+        "collate_fn": _FUNCTION,
+        "worker_init_fn": _FUNCTION,
+        "stateful": _Must(
+            _or_none(lambda value: isinstance(value, Mapping)), 'a dict: stateful={"ema": ema}, or None'
+        ),
+    }
+)
+
+
+def check_arguments(**arguments: object) -> None:
+    """Raise TypeError for an argument of a wrong kind, DocumentError for a value that it cannot have.
+
+    What depends on several of them (batch sizes, the data set) is checked where they meet.
+    """
+    for name, value in arguments.items():
+        must = _RULES[name]
+        if not must.be(value):
+            raise TypeError(f"{name} is {_told(value)}; give {must.give}")
+        if not must.hold(value):
+            raise DocumentError(f"{name} is {_told(value)}; give {must.give}")
+    schedulers = arguments.get("lr_scheduler")
+    for each in schedulers if isinstance(schedulers, Sequence) else [schedulers]:
+        if isinstance(each, ReduceLROnPlateau):
+            raise TypeError(
+                "lr_scheduler is a ReduceLROnPlateau, which counts no steps but waits for a figure; call its "
+                "step(figure) yourself once a pass, and name it in stateful"
+            )
+
+
+def _told(value: object) -> str:
+    """The value, or what it is where that would be long."""
+    text = repr(value)
+    if len(text) > 60 or isinstance(value, nn.Module | LRScheduler):
+        return f"a {type(value).__name__}"
+    return text
+
+
+def checked_multiplier(multiplier: float, epoch: float) -> float:
+    """What ``lr_schedule`` gave at ``epoch``; raises DocumentError for what no learning rate can be times."""
+    try:
+        right = 0 <= multiplier < math.inf
+    except TypeError:
+        right = False
+    if not right:
+        raise DocumentError(
+            f"lr_schedule gave {multiplier!r} at epoch {epoch:g}; it must give a finite number from 0 on"
+        )
+    return multiplier
