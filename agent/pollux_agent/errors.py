@@ -6,7 +6,8 @@
     ├── DocumentError      a document (job spec, report, ...) is malformed: names field, value and fix; final
     ├── ScriptError        the training script cannot be run (missing, not a file); final
     ├── CheckpointError    a checkpoint cannot be written, or none of those present is whole
-    ├── LoopError          the training loop does what cannot be averaged over replicas; final
+    ├── LoopError          the training loop does what cannot be averaged over replicas, or makes no update;
+    │                      final
     └── FencedError        a newer incarnation of this job exists: this one must stop writing; final
 """
 
@@ -28,7 +29,8 @@ class CheckpointError(PolluxAgentError):
 
 
 class LoopError(PolluxAgentError):
-    """The training loop calls things in an order, or a number, that cannot be averaged over replicas."""
+    """The training loop calls things in an order, or a number, that cannot be averaged over replicas, or its
+    steps make no update."""
 
 
 class FencedError(PolluxAgentError):

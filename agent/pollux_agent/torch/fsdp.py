@@ -47,6 +47,8 @@ class ShardedSync:
     not sharded, and for hybrid sharding.
     """
 
+    scaler_stepped = False
+
     def __init__(
         self,
         model: nn.Module,

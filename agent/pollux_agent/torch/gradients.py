@@ -67,7 +67,7 @@ class GradientSync:
     gradient is finite is then told by one small parameter near the input, which anything that is not finite
     runs through on its way back. ``late`` (by default where parameters are on a GPU): nothing waits for the
     device, so stop, noise and a gradient that was not finite are known one step later; only a GradScaler
-    then skips an update, as in any loop.
+    then skips an update, as in any loop. ``scaler_stepped``: it was asked for the present step's update.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class GradientSync:
             late = any(param.device.type == "cuda" for param in self._candidates)
         self._mailbox: Mailbox[Measured | None] = Mailbox(late=late)
         self._scaled = grad_scaler is not None
+        self.scaler_stepped = False
         self._reduces = False
         self._micro_batches = self._step_samples = self._num_samples = 0
         self._phase = _QUIET
@@ -127,6 +128,7 @@ class GradientSync:
             )
         self._micro_batches, self._step_samples = micro_batches, step_samples
         self._phase, self._result, self._finite = _QUIET, None, None
+        self.scaler_stepped = False
         self._follow_frozen()
         self._reduces = self._world_size * micro_batches > 1
         if self._reduces:
@@ -340,9 +342,10 @@ class GradientSync:
         for name in ("unscale_", "step", "update"):
             original = getattr(scaler, name)
 
-            def call(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            def call(*args: Any, _name: str = name, _original: Any = original, **kwargs: Any) -> Any:
                 if self._phase != _QUIET and not self._last:
                     return None
+                self.scaler_stepped |= _name == "step"
                 return _original(*args, **kwargs)
 
             setattr(scaler, name, call)

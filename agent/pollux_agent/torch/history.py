@@ -17,14 +17,17 @@ class History:
     metric was logged at; ``restart_s`` sums the seconds from stop signal to first new step over
     ``timed_restarts`` restarts (one after a crash has no signal to time from). ``trusted_batch_size`` is the
     largest batch whose training was seen to follow its progress, ``held_batch_size`` the one not to pass any
-    more; both 0 where nobody watches (pollux_agent.torch.watch). ``max_gpus_seen`` and, by GPU type,
-    ``gpus_seen`` are the largest numbers of GPUs that were measured, in an earlier run of the model as well.
+    more; both 0 where nobody watches (pollux_agent.torch.watch). ``idle_steps``, ``idle_examples`` are those
+    since the last update. ``max_gpus_seen`` and, by GPU type, ``gpus_seen`` are the largest numbers of GPUs
+    that were measured, in an earlier run of the model as well.
     """
 
     step: int = 0
     progress: float = 0.0
     examples: int = 0
     skipped_steps: int = 0
+    idle_steps: int = 0
+    idle_examples: int = 0
     restarts: int = 0
     timed_restarts: int = 0
     restart_s: float = 0.0

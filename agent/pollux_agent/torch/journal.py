@@ -99,10 +99,7 @@ class Journal:
             logger.error("%s", self._unsaved)
 
     def _not_saved(self, why: str, standing_step: int | None) -> str:
-        stands = f"the checkpoint of step {standing_step} stands"
-        if standing_step is None:
-            stands = "there is no checkpoint"
-        return f"step {self._history.step} is not saved: {why}; {stands}"
+        return f"step {self._history.step} is not saved: {why}; {standing(standing_step)}"
 
     def saved_to_stop(self, saving_unix_s: float) -> None:
         """Leave word of the save made on request, which began then and is done now."""
@@ -143,6 +140,11 @@ class Journal:
         for left in folder.outcomes.glob(f".room-*-{rank}"):
             Room(left).release()
         outcome_room(folder, settings.incarnation, rank).reserve()
+
+
+def standing(step: int | None) -> str:
+    """Which checkpoint there is, in words; None is none."""
+    return "there is no checkpoint" if step is None else f"the checkpoint of step {step} stands"
 
 
 def _word_room(settings: WorkerSettings) -> Room:

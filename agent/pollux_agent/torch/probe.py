@@ -1,5 +1,6 @@
 """Measures a step's gradients for the noise scale, on some steps only, without waiting for the device."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,8 @@ class NoiseProbe:
         self._measures = self._due(self._step) and (several or pairs)
         if not (self._measures or self._remembers):
             return
-        self._inverse_scale = 1.0 if self._grad_scaler is None else 1.0 / float(self._grad_scaler.get_scale())
+        scale = 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
+        self._inverse_scale = 1.0 / scale if scale else math.inf  # 0 once it was halved too often
         if several or self._remembers:
             known = self._current_metric(params, groups).known
             self._measures &= known or not several

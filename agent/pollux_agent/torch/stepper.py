@@ -16,10 +16,12 @@ from pollux_agent.torch.scaling import FollowsExamples, ScalingRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStep:
-    """A step that all ranks finished; ``skipped``: without an update. ``lr_factor`` is the rule's lambda."""
+    """A step that all ranks finished; ``skipped``: without an update. ``broken``: since its gradient was not
+    finite. ``lr_factor`` is the rule's lambda."""
 
     samples: int
     skipped: bool
+    broken: bool
     stop: bool
     noise_scale: float | None
     lr_factor: float
@@ -81,6 +83,7 @@ class Stepper:
         return FinishedStep(
             samples=micro.step_samples,
             skipped=result.skip or not self._updated,
+            broken=result.skip or (not self._updated and self._sync.scaler_stepped),
             stop=result.stop,
             noise_scale=result.noise_scale,
             lr_factor=self._lr_factor,

@@ -13,11 +13,12 @@ from pollux_agent.report.prior import Earlier, ask_for_prior
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import process_age_s
-from pollux_agent.torch.journal import Journal
+from pollux_agent.torch.journal import Journal, standing
 from pollux_agent.torch.profile import Pace, Profile, StepTimer
 from pollux_agent.torch.sampler import BatchPlan, MicroBatch
 from pollux_agent.torch.saver import Saver, Trained
 from pollux_agent.torch.schedules import ProgressSchedulers
+from pollux_agent.torch.stall import Stall
 from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
@@ -68,6 +69,7 @@ class Training:
         self._resumed, self._began = resumed, False
         self._within, self._busy, self._stop_at_close = False, False, False
         self._timer = StepTimer()
+        self._stall = Stall(parts.trained, standing=self.standing, speaks=parts.world.rank == 0)
         self._stepper, self._pace, self._tells = parts.stepper, parts.pace, parts.telemetry.step
         self._waits_for = parts.world.device if parts.world.device.type == "cuda" else None
         self._lr_factor = 1.0
@@ -109,6 +111,9 @@ class Training:
         self._timer.start()
 
     def begin(self, micro: MicroBatch) -> None:
+        """Raises LoopError, on all ranks, where steps make no update any more."""
+        if self._history.idle_steps:
+            self._stall.check()
         self._within = True
         self.share = micro.num_samples / micro.step_samples
         self._stepper.begin(micro)
@@ -129,6 +134,8 @@ class Training:
             return True
         self._count(step)
         self._within = False
+        if step.skipped or self._history.idle_steps:
+            self._stall.count(step)
         if step.stop:
             over = self.finished or self._parts.trained.sampler.ended
             self._stop_at_close = over and not self._parts.saver.collective
@@ -143,6 +150,7 @@ class Training:
     def close(self) -> None:
         """A pass is over, with all that the script does behind it; raises SystemExit if a stop waits."""
         self._parts.trained.sampler.closed = True
+        self._stall.check()
         if self._stop_at_close and not self.finished:
             self.stop()
 
@@ -167,6 +175,12 @@ class Training:
             self.stop(save=False)
         elif self._parts.world.rank == 0 and not saver.collective and not self._within:
             self.stop()
+
+    def standing(self) -> str:
+        """Which checkpoint there is, in words; rank 0 knows."""
+        if self._parts.world.rank != 0:
+            return "rank 0 says which checkpoint stands"
+        return standing(self._parts.saver.saved_step)
 
     @property
     def _journal(self) -> Journal:
