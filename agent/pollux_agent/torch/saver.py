@@ -1,5 +1,6 @@
 """Gathers the whole state of a job into a checkpoint, and gives it back to the objects that it came from."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,12 +13,15 @@ from torch.optim import Optimizer
 from pollux_agent.errors import CheckpointError
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.torch.checkpoint import CheckpointStore
+from pollux_agent.torch.given import check_same, check_whole, given, needed, overruled
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History
 from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import Position
 from pollux_agent.torch.state import Stateful, load_rng_state, rng_state
 from pollux_agent.torch.world import World
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 
@@ -53,6 +57,7 @@ class Saver:
         self._incarnation = incarnation
         self.saved_s = time.monotonic()
         self.saved_step: int | None = None
+        self._given = given(trained.optimizers)
 
     def restore(self) -> bool:
         """Fence off older incarnations and load the newest whole checkpoint; False if there is none.
@@ -71,14 +76,18 @@ class Saver:
             self._diverge(0)
             return False
         state = self._store.load(name)
+        names = needed(self._trained.optimizers)
         try:
+            check_same(state, self._trained.optimizers)
             self._apply_trained(state, self._store)
+            check_whole(self._trained.optimizers, names)
             self._apply(state)
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{name} in {self._store.place} does not fit the script "
                 f"(has the model, optimizer or data changed?): {error}"
             ) from error
+        self._compare(state.get("given"))
         self.saved_step = self._trained.history.step
         return True
 
@@ -97,6 +106,7 @@ class Saver:
         return {
             "schema": SCHEMA,
             **self._trained_state(),
+            "given": self._given,
             "sync": trained.sync.state_dict(),
             "sampler": trained.sampler.state_dict(),
             "history": trained.history.state_dict(),
@@ -114,6 +124,8 @@ class Saver:
         trained.sync.load_state_dict(state["sync"])
         trained.history.load_state_dict(state["history"])
         for name, item in trained.stateful.items():
+            if name not in state["stateful"]:
+                raise ValueError(f"it holds nothing of stateful[{name!r}]")
             item.load_state_dict(state["stateful"][name])
         for name, rows in state["profiles"].items():
             trained.profiles.setdefault(name, Profile()).load_state_dict(rows)
@@ -121,6 +133,23 @@ class Saver:
         if self._world.rank == 0:
             load_rng_state(state["rng"], self._world.device)
         self._diverge(trained.history.step)
+
+    def _compare(self, saved: list[dict[str, Any]] | None) -> None:
+        """Say which options of the script's optimizers the checkpoint overrules, as torch's own do.
+
+        Both are compared as a start gave them, so that a scheduler, or a script that lowers its rate in the
+        loop, makes no difference. A checkpoint of an older agent does not tell.
+        """
+        if saved is None:
+            return
+        differing = overruled(saved, self._given, given(self._trained.optimizers))
+        self._given = saved
+        if differing and self._world.rank == 0:
+            logger.warning(
+                "the training goes on with the checkpoint's %s; to change that, set it in "
+                "optimizer.param_groups once the job is made",
+                "; ".join(differing),
+            )
 
     def _newest(self, store: CheckpointStore) -> str | None:
         """The newest checkpoint that is whole."""
