@@ -1,7 +1,9 @@
 """The elastic job: the one object that a training script makes, and what makes its loop elastic."""
 
+import atexit
 import logging
 import math
+import os
 import signal
 import sys
 import time
@@ -223,6 +225,8 @@ class ElasticJob:
             ),
         )
         self.complete = False
+        if _current is None:
+            atexit.register(_last_words, os.getpid())
         _current = self
 
     def _loader(self, train_set: Dataset[Any], options: LoaderOptions) -> ElasticLoader:
@@ -457,6 +461,12 @@ class ElasticJob:
             return 1.0
         epoch = self.statistical_epoch
         return checked_multiplier(self._lr_schedule(epoch), epoch)
+
+
+def _last_words(pid: int) -> None:
+    """At the end of the process ``pid``, not of one that the script has forked from it."""
+    if _current is not None and os.getpid() == pid:
+        _current._training.left()
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -1,5 +1,6 @@
 """The training as it runs: counts steps and progress, and does at each step boundary what is due there."""
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ from pollux_agent.torch.stepper import FinishedStep, Stepper
 from pollux_agent.torch.telemetry import PROFILE_EVERY_REPORTS, JobState, Telemetry
 from pollux_agent.torch.tuner import FIRST_TUNE_STEPS, Tuner, local_batch_size
 from pollux_agent.torch.world import World
+
+logger = logging.getLogger(__name__)
 
 _COMPLETE = 1 - 1e-9
 """Share of the target at which it counts as reached: progress is a sum of rounded fractions."""
@@ -212,6 +215,20 @@ class Training:
             self._send_report()
             self._parts.telemetry.profile(self._parts.trained.profiles, self._parts.trained.fits)
         self._parts.telemetry.close(done=True)
+
+    def left(self) -> None:
+        """The process ends: say what becomes of a training that was neither completed nor stopped.
+
+        Under a driver the worker says it.
+        """
+        alone_rank_0 = self._parts.settings is None and self._parts.world.rank == 0
+        if alone_rank_0 and not self._busy and self._journal.steps_taken:
+            logger.warning(
+                "the script ends at step %d, before its training is complete; %s. A loop that is left early "
+                "on purpose calls job.finish(), or job.stop() to be gone on with later",
+                self._history.step,
+                self.standing(),
+            )
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log the user's own figures."""
