@@ -115,7 +115,7 @@ def _unfinished(exit_: SystemExit | None = None) -> ScriptError:
         )
     return ScriptError(
         "the script ended before its training was complete; "
-        "it must run its ElasticJob's loop to the last epoch"
+        "it must run its ElasticJob's loop to the last epoch, or call job.finish() where it ends early"
     )
 
 

@@ -3,6 +3,7 @@
 Each leaves FOLDER/WAY.out, what it printed. The exit statuses are printed, one a line.
 """
 
+import atexit
 import os
 import socket
 import sys
@@ -79,6 +80,18 @@ def main(way: str, kept: Path) -> None:
         train(*new_job(), way)
 
 
+def run(way: str, folder: Path) -> None:
+    """In this process, to its end; what Python does behind the exit functions takes seconds after torch."""
+    status = 1
+    atexit.register(lambda: (sys.stderr.flush(), os._exit(status)))
+    try:
+        main(way, folder / "kept")
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+        raise
+
+
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
 for way in sys.argv[2:]:
@@ -87,7 +100,7 @@ for way in sys.argv[2:]:
         with open(folder / f"{way}.out", "w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        main(way, folder / "kept")
+        run(way, folder)
         sys.exit()
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
