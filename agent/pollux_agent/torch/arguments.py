@@ -89,6 +89,12 @@ _RULES: Mapping[str, _Must] = MappingProxyType(
             "a torch.optim.lr_scheduler that counts steps, or a list of them; a plain function of the "
             "statistical epoch goes in as lr_schedule",
         ),
+        "grad_scaler": _Must(
+            _or_none(
+                lambda value: all(hasattr(value, name) for name in ("scale", "unscale_", "step", "update"))
+            ),
+            "the loop's torch.amp.GradScaler, or None",
+        ),
         "collate_fn": _FUNCTION,
         "worker_init_fn": _FUNCTION,
         "stateful": _Must(
@@ -109,6 +115,7 @@ def check_arguments(**arguments: object) -> None:
             raise TypeError(f"{name} is {_told(value)}; give {must.give}")
         if not must.hold(value):
             raise DocumentError(f"{name} is {_told(value)}; give {must.give}")
+    _check_trains(arguments.get("model"), arguments.get("optimizer"))
     schedulers = arguments.get("lr_scheduler")
     for each in schedulers if isinstance(schedulers, Sequence) else [schedulers]:
         if isinstance(each, ReduceLROnPlateau):
@@ -116,6 +123,20 @@ def check_arguments(**arguments: object) -> None:
                 "lr_scheduler is a ReduceLROnPlateau, which counts no steps but waits for a figure; call its "
                 "step(figure) yourself once a pass, and name it in stateful"
             )
+
+
+def _check_trains(model: object, optimizer: object) -> None:
+    """Raise DocumentError where the optimizers know of none of the parameters that the model would train."""
+    if not isinstance(model, nn.Module):
+        return
+    optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+    known = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
+    trained = [param for param in model.parameters() if param.requires_grad]
+    if trained and known.isdisjoint(map(id, trained)):
+        raise DocumentError(
+            "optimizer is of other parameters than the model's, which would never change; make it from "
+            "model.parameters(), behind all that replaces them (moving to a device, fully_shard)"
+        )
 
 
 def _told(value: object) -> str:

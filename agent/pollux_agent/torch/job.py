@@ -156,6 +156,7 @@ class ElasticJob:
             stateful=stateful,
             checkpoint_dir=checkpoint_dir,
             num_workers=num_workers,
+            grad_scaler=grad_scaler,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
             mlflow_tracking_uri=mlflow_tracking_uri,

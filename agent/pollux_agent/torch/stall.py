@@ -74,6 +74,5 @@ class Stall:
             bool(torch.isfinite(getattr(param, "to_local", lambda own=param: own)()).all())
             for param in self._trained.model.parameters()
         )
-        if not finite:
-            return f"The weights are not finite either; {self._standing()}."
-        return f"The weights are finite, as in any checkpoint: {self._standing()}."
+        said = "are finite, in checkpoints as well" if finite else "are not finite either"
+        return f"The weights {said}; {self._standing()}."

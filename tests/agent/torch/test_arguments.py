@@ -57,6 +57,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
     "checkpoint_dir": [7, b"kept", True],
     "lr_schedule": [0.1, StepLR(sgd(), 1)],
     "lr_scheduler": [0.1, F.relu, [sgd()], ReduceLROnPlateau(sgd()), [ReduceLROnPlateau(sgd())]],
+    "grad_scaler": [1, sgd()],
     "collate_fn": [1, "default"],
     "worker_init_fn": [1],
     "watch": [3, True, ["loss"]],
@@ -65,7 +66,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
 }
 WRONG_VALUES: dict[str, list[Any]] = {
     "train_set": [TensorDataset(torch.zeros(0, 3)), [], Nothing()],
-    "optimizer": [[], ()],
+    "optimizer": [[], (), sgd(), [sgd()]],
     "batch_size": [0, -1, 65],
     "max_batch_size": [0, 4],
     "max_local_batch_size": [0, -3],
@@ -125,10 +126,13 @@ def test_the_fix_is_the_one_that_helps(arguments: dict[str, Any], fix: str) -> N
 
 
 def test_what_is_right_is_taken(tmp_path: Path) -> None:
-    optimizer = sgd()
     for value in (str(tmp_path / "text"), tmp_path / "path"):
+        model = linear_model()
+        optimizer = torch.optim.SGD([model.bias], lr=0.1)
         job = job_of(
+            model=model,
             optimizer=(optimizer,),
+            grad_scaler=torch.amp.GradScaler("cpu"),
             batch_size=np.int64(8),
             max_batch_size=np.int32(16),
             seed=0,

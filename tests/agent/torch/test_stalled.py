@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from elastic_runs import Line, linear_model
 from gang import run_gang
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import IterableDataset
 
 from pollux_agent.errors import LoopError
@@ -33,6 +34,7 @@ def run(
     *,
     epochs: int = 1000,
     scaled: bool = False,
+    sharded: bool = False,
     leave: bool = False,
     stop_at: int = -1,
     data: Any = None,
@@ -40,6 +42,8 @@ def run(
 ) -> ElasticJob:
     """Train with the loss times ``spoil(step)``; None makes no step. ``leave``: after each batch."""
     model = linear_model()
+    if sharded:
+        fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", growth_interval=4) if scaled else None
     plain: dict[str, Any] = {"batch_size": 8, "max_batch_size": 8, "grad_scaler": scaler}
@@ -115,22 +119,24 @@ def test_a_grad_scaler_may_look_for_its_scale(caplog: pytest.LogCaptureFixture) 
     assert "no update" not in caplog.text
 
 
-def stalled_ranks(poisoned: bool) -> str:
+def stalled_ranks(poisoned: bool, sharded: bool) -> str:
     from torch import distributed as dist
 
     here = NAN if dist.get_rank() == 1 else 1.0
     try:
-        run(lambda _: here if poisoned else None)
+        run(lambda _: here if poisoned else None, sharded=sharded)
     except LoopError as error:
         return str(error)
     return "trained"
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole model", "sharded model"])
 @pytest.mark.parametrize(("poisoned", "why"), [(True, "not finite"), (False, "never called")])
-def test_all_ranks_fail_at_the_same_step(poisoned: bool, why: str) -> None:
-    for said in run_gang(2, stalled_ranks, poisoned):
+def test_all_ranks_fail_at_the_same_step(poisoned: bool, why: str, sharded: bool) -> None:
+    for said in run_gang(2, stalled_ranks, poisoned, sharded):
         assert "no update since step 0, in 200 steps" in said
         assert why in said
+        assert "weights are finite" in said
 
 
 def test_the_last_checkpoint_holds_finite_weights(tmp_path: Path) -> None:
