@@ -125,7 +125,7 @@ def check_arguments(**arguments: object) -> None:
             )
 
 
-def _check_trains(model: object, optimizer: object) -> None:
+def _check_trains(model: object, optimizer: Any) -> None:
     """Raise DocumentError where the optimizers know of none of the parameters that the model would train."""
     if not isinstance(model, nn.Module):
         return
