@@ -5,7 +5,7 @@ replicas are those that the launcher started, so ``devices=1`` is right on any n
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pollux_agent.protocol import ScalingRule
 from pollux_agent.settings import worker_settings
 from pollux_agent.torch import ElasticJob, default_device
 from pollux_agent.torch.config import job_spec
+from pollux_agent.torch.precondition import Preconditioner
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.world import World, join_world
 
@@ -56,6 +57,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         lr_schedule: Callable[[float], float] | None = None,
         seed: int = 0,
         checkpoint_dir: str | Path | None = None,
+        preconditioners: Mapping[type[torch.optim.Optimizer], Preconditioner] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(default_device() if device is None else device)
@@ -68,6 +70,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             "lr_schedule": lr_schedule,
             "seed": seed,
             "checkpoint_dir": checkpoint_dir,
+            "preconditioners": preconditioners,
         }
         self._source: _Source | None = None
         self._trainer: Trainer | None = None

@@ -33,9 +33,11 @@ WARM_UP_ESTIMATES = 20
 
 
 def join() -> torch.device:
-    """Join the other replicas before a model is sharded over them; this process's device."""
+    """Join the other replicas before a model is sharded over them, also where there are none; this process's
+    device.
+    """
     device = default_device()
-    join_world(worker_settings(), device)
+    join_world(worker_settings(), device, group_of_one=True)
     return device
 
 

@@ -31,13 +31,14 @@ from pollux_agent.torch.history import History, process_age_s
 from pollux_agent.torch.journal import Journal
 from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, MapLoader, StreamLoader, dataset_length
 from pollux_agent.torch.places import PlaceNote, open_place
+from pollux_agent.torch.precondition import Preconditioner, check_preconditioners
 from pollux_agent.torch.profile import Pace
 from pollux_agent.torch.sampler import ElasticSampler
 from pollux_agent.torch.saver import Saver, Trained
 from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
-from pollux_agent.torch.stepper import Stepper
+from pollux_agent.torch.stepper import Stepper, check_steps
 from pollux_agent.torch.stopping import StopSignal
 from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry
@@ -103,6 +104,8 @@ class ElasticJob:
     batch was raised, the batch goes back and is raised no more.
 
     ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
+    ``preconditioners`` says for classes of optimizers that the agent does not know how they scale gradients
+    (:class:`pollux_agent.torch.precondition.Preconditioner`).
 
     The loss must be a mean over the samples of its batch. Raises DocumentError for arguments that contradict
     each other, CheckpointError if the newest checkpoint does not fit the script.
@@ -134,11 +137,15 @@ class ElasticJob:
         worker_init_fn: Callable[[int], None] | None = None,
         mlflow_tracking_uri: str | None = None,
         noise_every: int = 10,
+        preconditioners: Mapping[type[Optimizer], Preconditioner] | None = None,
     ) -> None:
         global _current
         if _current is not None:
             _current.loader.abandon()
         _check_model(model)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        check_steps(optimizers)
+        check_preconditioners(preconditioners)
         settings = worker_settings()
         self._driven = settings is not None
         self._tracking_uri = mlflow_tracking_uri
@@ -176,8 +183,7 @@ class ElasticJob:
                 "lr_schedule is given in epochs, but the length of the stream is not known; give num_samples"
             )
         self._lr_schedule = lr_schedule
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        sync = _sync(model, optimizers, grad_scaler, noise_every)
+        sync = _sync(model, optimizers, grad_scaler, noise_every, preconditioners)
         self.model = sync.module
         self._trained = Trained(
             model=getattr(model, "_orig_mod", model),
@@ -451,16 +457,23 @@ def _saver_of(model: nn.Module) -> type[Saver]:
 
 
 def _sync(
-    model: nn.Module, optimizers: Sequence[Optimizer], grad_scaler: torch.amp.GradScaler | None, every: int
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    grad_scaler: torch.amp.GradScaler | None,
+    every: int,
+    custom: Mapping[type[Optimizer], Preconditioner] | None,
 ) -> GradientSync:
     """What averages gradients and measures them; a sharded model's has the same methods."""
     if not _is_sharded(model):
-        return GradientSync(model, optimizers, grad_scaler=grad_scaler, sample_every=every)
+        return GradientSync(
+            model, optimizers, grad_scaler=grad_scaler, sample_every=every, preconditioners=custom
+        )
     if grad_scaler is not None:
         raise DocumentError("grad_scaler: not with a sharded model; train it in bfloat16, which needs none")
     from pollux_agent.torch.fsdp import ShardedSync
 
-    return cast(GradientSync, ShardedSync(model, optimizers, sample_every=every))
+    sharded = ShardedSync(model, optimizers, sample_every=every, preconditioners=custom)
+    return cast(GradientSync, sharded)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from pollux_agent.errors import DocumentError
 from pollux_agent.torch.flat import dot, wide
 
 _log = logging.getLogger(__name__)
@@ -136,11 +137,33 @@ def preconditioner(
             return _KNOWN[kind]()
     _log.warning(
         "no preconditioner is known for %s; its noise scale is measured on plain gradients. "
-        "Give one with preconditioners={%s: ...}",
+        "Give one to the job with preconditioners={%s: ...}",
         type(optimizer).__name__,
         type(optimizer).__name__,
     )
     return Identity()
+
+
+def check_preconditioners(given: Mapping[type[Optimizer], Preconditioner] | None) -> None:
+    """Raise DocumentError for what is no mapping from classes of optimizers to preconditioners."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise DocumentError(
+            f"preconditioners: {given!r} is no mapping; give {{an optimizer's class: its preconditioner}}"
+        )
+    for kind, each in given.items():
+        if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+            raise DocumentError(f"preconditioners: the key {kind!r} is no class of optimizers; give one")
+        where = f"preconditioners[{kind.__name__}]"
+        if isinstance(each, type):
+            raise DocumentError(f"{where}: {each.__name__} is a class; give an object, {each.__name__}()")
+        if not callable(getattr(each, "diagonal", None)):
+            raise DocumentError(f"{where}: {each!r} has no method `diagonal`; give it one")
+        if not isinstance(getattr(each, "needs_state", None), bool):
+            raise DocumentError(
+                f"{where}: {each!r} has no `needs_state`; give it one, True where P is unknown before a step"
+            )
 
 
 class Metric:
