@@ -172,6 +172,32 @@ def test_a_job_measures_with_the_preconditioner_that_it_was_given(caplog: pytest
     assert caplog.text.count("no preconditioner is known for ASGD") == 1
 
 
+class Misshapen:
+    """Gives what it is made with."""
+
+    needs_state = False
+
+    def __init__(self, *shapes: int) -> None:
+        self.shapes = shapes
+
+    def diagonal(self, optimizer: Any, group: Any, params: Any) -> list[Tensor]:
+        return [torch.ones(shape) for shape in self.shapes]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Misshapen(4), "gave 1 diagonals for 2 parameters"),
+        (Misshapen(3, 4), r"a diagonal has shape \(3,\), its parameter \(3, 4\)"),
+    ],
+    ids=["too few", "shape"],
+)
+def test_a_diagonal_that_fits_no_parameter_is_named(given: Preconditioner, said: str) -> None:
+    params, optimizer = stepped(optim.SGD)
+    with pytest.raises(DocumentError, match=f"preconditioners: .*{said}"):
+        squared_norm(params, optimizer, {0: torch.ones(3, 4)}, given)
+
+
 class OwnLineSearch(optim.SGD):
     """Asks for a closure, as LBFGS does."""
 
