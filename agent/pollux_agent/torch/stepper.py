@@ -132,10 +132,11 @@ class Stepper:
 def check_steps(optimizers: Sequence[Optimizer]) -> None:
     """Raise DocumentError for an optimizer that computes gradients of its own within a step."""
     for optimizer in optimizers:
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        kind = type(optimizer)  # an object's own step may be patched, by an earlier job for one
+        closure = inspect.signature(kind.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise DocumentError(
-                f"optimizer: {type(optimizer).__name__} needs a closure, which it calls again within a step, "
+                f"optimizer: {kind.__name__} needs a closure, which it calls again within a step, "
                 "but the gradient of a step is averaged once, over all of its batches; use an optimizer "
                 "whose step() goes without one, such as SGD or AdamW"
             )

@@ -209,3 +209,12 @@ class OwnLineSearch(optim.SGD):
 def test_an_optimizer_that_needs_a_closure_is_refused(kind: type[optim.Optimizer]) -> None:
     with pytest.raises(DocumentError, match=f"optimizer: {kind.__name__} needs a closure"):
         job_of(kind)
+
+
+def test_one_optimizer_may_go_through_jobs_one_after_another() -> None:
+    """As in a notebook, whose cell that makes the job is run again and again."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(4):
+        ElasticJob(model, optimizer, TensorDataset(torch.ones(8, 2)), batch_size=4)
