@@ -258,3 +258,9 @@ def test_what_cannot_be_elastic_is_named(
 ) -> None:
     with pytest.raises(DocumentError, match=message):
         trainer(tmp_path, elastic(), **changes).fit(module(), data(), DataLoader(Line(7), batch_size=4))
+
+
+def test_a_preconditioner_of_ones_own_reaches_the_job(tmp_path: Path) -> None:
+    wrong = {torch.optim.SGD: 2.0}
+    with pytest.raises(DocumentError, match=r"preconditioners\[SGD\]: 2.0 has no method `diagonal`"):
+        trainer(tmp_path, elastic(preconditioners=wrong)).fit(Fit(), data())
