@@ -25,6 +25,7 @@ from pollux_agent.protocol import ScalingRule
 from pollux_agent.settings import worker_settings
 from pollux_agent.torch import ElasticJob
 from pollux_agent.torch.config import job_spec
+from pollux_agent.torch.precondition import Preconditioner
 
 
 class ElasticTrainer(Trainer):
@@ -56,6 +57,7 @@ class ElasticTrainer(Trainer):
         max_batch_size: int | None = None,
         scaling_rule: ScalingRule = "sqrt",
         checkpoint_dir: str | Path | None = None,
+        preconditioners: Mapping[type[torch.optim.Optimizer], Preconditioner] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -66,6 +68,7 @@ class ElasticTrainer(Trainer):
             "max_batch_size": max_batch_size,
             "scaling_rule": scaling_rule,
             "checkpoint_dir": checkpoint_dir,
+            "preconditioners": preconditioners,
         }
         self.job: ElasticJob | None = None
         self._ignored: list[str] | None = None

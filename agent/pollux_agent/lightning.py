@@ -5,7 +5,7 @@ replicas are those that the launcher started, so ``devices=1`` is right on any n
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch import distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pollux_agent.errors import DocumentError
@@ -23,6 +24,8 @@ from pollux_agent.protocol import ScalingRule
 from pollux_agent.settings import worker_settings
 from pollux_agent.torch import ElasticJob, default_device
 from pollux_agent.torch.config import job_spec
+from pollux_agent.torch.precondition import Preconditioner
+from pollux_agent.torch.schedules import EpochSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
 from pollux_agent.torch.world import World, join_world
 
@@ -37,7 +40,8 @@ class ElasticStrategy(SingleDeviceStrategy):
     The train dataloader's data set, collate function and workers are used; its batch size is M0 unless
     ``batch_size`` is given. ``max_epochs`` counts epochs' worth of progress and ``max_steps`` steps of size
     M0, while Lightning's own epochs are passes over the data and its steps the batches of one replica. A
-    scheduler of interval "step" is stepped once for each step of size M0 that was made. Each replica runs
+    scheduler of interval "step" is stepped once for each step of size M0 that was made, one of interval
+    "epoch" once for each epoch's worth of progress, of which there are fewer than passes. Each replica runs
     the whole validation. The job's own checkpoints, in ``checkpoint_dir`` or in the driver's folder, are what
     a restart resumes from; they hold the callbacks' states too.
 
@@ -56,6 +60,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         lr_schedule: Callable[[float], float] | None = None,
         seed: int = 0,
         checkpoint_dir: str | Path | None = None,
+        preconditioners: Mapping[type[torch.optim.Optimizer], Preconditioner] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(default_device() if device is None else device)
@@ -68,6 +73,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             "lr_schedule": lr_schedule,
             "seed": seed,
             "checkpoint_dir": checkpoint_dir,
+            "preconditioners": preconditioners,
         }
         self._source: _Source | None = None
         self._trainer: Trainer | None = None
@@ -164,7 +170,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         by_epoch = {
             f"scheduler.{at}": each.scheduler for at, each in enumerate(configs) if not _by_step(each)
         }
-        self.job = ElasticJob(
+        epochs = EpochSchedulers({each.scheduler: each.frequency for each in configs if _by_epoch(each)})
+        self.job = job = ElasticJob(
             module,
             self.optimizers,
             loader.dataset,
@@ -178,7 +185,9 @@ class ElasticStrategy(SingleDeviceStrategy):
             worker_init_fn=loader.worker_init_fn,
             **self._options,
         )
-        return self.job
+        epochs.advance(job.statistical_epoch)
+        job.on_step(lambda: epochs.advance(job.statistical_epoch))
+        return job
 
     def _epochs(self, job: ElasticJob, num_samples: int) -> float:
         """What the Trainer was asked for, in epochs' worth of progress."""
@@ -264,6 +273,14 @@ def _first(items: Iterator[Any]) -> Iterator[Any]:
 
 def _by_step(config: Any) -> bool:
     return bool(config.interval == "step" and not config.reduce_on_plateau)
+
+
+def _by_epoch(config: Any) -> bool:
+    return bool(
+        config.interval == "epoch"
+        and not config.reduce_on_plateau
+        and isinstance(config.scheduler, LRScheduler)
+    )
 
 
 def _callbacks(trainer: Trainer | None) -> dict[str, Stateful]:

@@ -68,9 +68,7 @@ class CheckpointStore:
         if incarnation is None:
             incarnation = claimed + 1
         if claimed > incarnation:
-            raise FencedError(
-                f"incarnation {incarnation} may not write to {self.place}: incarnation {claimed} has begun"
-            )
+            raise self._fenced(incarnation, claimed)
         self._incarnation = incarnation
         try:
             self._fence_off()
@@ -160,11 +158,15 @@ class CheckpointStore:
         """
         claimed = self._claimed()
         if claimed > self._incarnation:
-            raise FencedError(
-                f"incarnation {self._incarnation} may not write to {self.place}: "
-                f"incarnation {claimed} has begun"
-            )
+            raise self._fenced(self._incarnation, claimed)
         return claimed
+
+    def _fenced(self, own: int, claimed: int) -> FencedError:
+        return FencedError(
+            f"incarnation {own} may not write to {self.place}: incarnation {claimed} has begun, which is "
+            "another process, or a later start, that uses the same checkpoints; let one alone train there, "
+            "and give a training that is another one a checkpoint_dir of its own"
+        )
 
     def _publish(self, name: str, state: Mapping[str, Any]) -> None:
         """Where two checkpoints and a new one find no room, the older of the two makes way."""

@@ -23,7 +23,7 @@ from pollux_agent.settings import worker_settings
 from pollux_agent.torch.agreement import running_statistics
 from pollux_agent.torch.gradients import StepResult
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
-from pollux_agent.torch.precondition import Preconditioner, preconditioner
+from pollux_agent.torch.precondition import Preconditioner, diagonals, preconditioner, spread
 from pollux_agent.torch.world import default_device, join_world
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -33,9 +33,11 @@ WARM_UP_ESTIMATES = 20
 
 
 def join() -> torch.device:
-    """Join the other replicas before a model is sharded over them; this process's device."""
+    """Join the other replicas before a model is sharded over them, also where there are none; this process's
+    device.
+    """
     device = default_device()
-    join_world(worker_settings(), device)
+    join_world(worker_settings(), device, group_of_one=True)
     return device
 
 
@@ -97,7 +99,7 @@ class ShardedSync:
         self._diagonals = {}
         if self.measures:
             for optimizer, precondition in self._optimizers:
-                self._diagonals |= _diagonals(optimizer, precondition)
+                self._diagonals |= _shards_of_p(optimizer, precondition)
             self.measures = all(param in self._diagonals for param in self._params)
 
     def start_micro_batch(self, *, num_samples: int, last: bool, stop: Callable[[], bool] = bool) -> None:
@@ -298,28 +300,13 @@ class _Scatter(ReduceScatter):
         return diagonal
 
 
-def _diagonals(optimizer: Optimizer, precondition: Preconditioner) -> dict[Tensor, Tensor | None]:
+def _shards_of_p(optimizer: Optimizer, precondition: Preconditioner) -> dict[Tensor, Tensor | None]:
     """This rank's shards of the diagonal of P; parameters whose P is not known yet are left out."""
-    found: dict[Tensor, Tensor | None] = {}
-    for group in optimizer.param_groups:
-        known = [
-            param for param in group["params"] if not precondition.needs_state or _stepped(optimizer, param)
-        ]
-        if not known:
-            continue
-        diagonal = precondition.diagonal(optimizer, group, known)
-        for place, param in enumerate(known):
-            found[param] = None if diagonal is None else _local(diagonal[place])
-    return found
-
-
-def _stepped(optimizer: Optimizer, param: Tensor) -> bool:
-    """Whether the optimizer's state is that of a step; Adagrad makes it before the first one."""
-    state = optimizer.state.get(param)
-    if not state:
-        return False
-    step = state.get("step", 1)
-    return not (isinstance(step, Tensor) and step.device.type == "cpu") or float(step) > 0
+    return {
+        param: None if diagonal is None else spread(_local(diagonal), _local(param).shape)
+        for group in optimizer.param_groups
+        for param, diagonal in diagonals(optimizer, precondition, group, group["params"]).items()
+    }
 
 
 def _local(tensor: Tensor) -> Tensor:

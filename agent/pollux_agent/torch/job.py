@@ -34,17 +34,19 @@ from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.history import History, process_age_s
 from pollux_agent.torch.journal import Journal
 from pollux_agent.torch.loader import ElasticLoader, LoaderOptions, MapLoader, StreamLoader, dataset_length
+from pollux_agent.torch.ownmodel import check_throughput
 from pollux_agent.torch.places import PlaceNote, open_place
+from pollux_agent.torch.precondition import Preconditioner, check_preconditioners
 from pollux_agent.torch.profile import Pace
 from pollux_agent.torch.sampler import ElasticSampler
 from pollux_agent.torch.saver import Saver, Trained
 from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
-from pollux_agent.torch.stepper import Stepper
+from pollux_agent.torch.stepper import Stepper, check_steps
 from pollux_agent.torch.stopping import StopSignal
 from pollux_agent.torch.stream import StreamPosition
-from pollux_agent.torch.telemetry import Telemetry
+from pollux_agent.torch.telemetry import Telemetry, figure
 from pollux_agent.torch.training import Parts, Training
 from pollux_agent.torch.tuner import Tuner
 from pollux_agent.torch.watch import ProgressWatch
@@ -87,8 +89,8 @@ class ElasticJob:
 
     ``lr_schedule`` maps the statistical epoch to a multiplier of the learning rate. A torch scheduler that
     counts steps is given as ``lr_scheduler``: the job steps it once for each step of size M0 that was made.
-    One that counts epochs is stepped by the script and named in ``stateful``, which holds all else that
-    belongs into a checkpoint.
+    One that counts epochs is stepped by the script as ``statistical_epoch`` passes whole numbers (passes may
+    be more), and named in ``stateful``, which holds all else that belongs into a checkpoint.
 
     A ``train_set`` that is an IterableDataset is read by every replica, which keeps its part of each step;
     ``num_samples`` is its length where it does not know it. It has to give the same samples in the same order
@@ -107,6 +109,8 @@ class ElasticJob:
     batch was raised, the batch goes back and is raised no more.
 
     ``noise_every``: steps between two measurements of the gradient noise scale, once there are some.
+    ``preconditioners`` says for classes of optimizers that the agent does not know how they scale gradients
+    (:class:`pollux_agent.torch.precondition.Preconditioner`).
 
     The loss must be a mean over the samples of its batch. Raises TypeError for an argument of a wrong kind,
     DocumentError for values that cannot be or contradict each other, CheckpointError if the newest checkpoint
@@ -139,6 +143,7 @@ class ElasticJob:
         worker_init_fn: Callable[[int], None] | None = None,
         mlflow_tracking_uri: str | None = None,
         noise_every: int = 10,
+        preconditioners: Mapping[type[Optimizer], Preconditioner] | None = None,
     ) -> None:
         global _current
         check_arguments(
@@ -165,6 +170,12 @@ class ElasticJob:
         if _current is not None:
             _current.loader.abandon()
         _check_model(model)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        check_steps(optimizers)
+        check_preconditioners(preconditioners)
+        if throughput is not None:
+            check_throughput(throughput)
+        own_rule = None if isinstance(scaling_rule, str) else rule(scaling_rule)
         settings = worker_settings()
         self._driven = settings is not None
         self._tracking_uri = mlflow_tracking_uri
@@ -189,7 +200,7 @@ class ElasticJob:
         check_stateful(stateful)
         self._world = join_world(settings, device)
         self._history = History()
-        self._rule = rule(self._config.scaling_rule if isinstance(scaling_rule, str) else scaling_rule)
+        self._rule = own_rule or rule(self._config.scaling_rule)
         if isinstance(self._rule, FollowsExamples):
             self._rule.follow(lambda: self._history.examples)
         self._throughput = throughput
@@ -202,8 +213,7 @@ class ElasticJob:
                 "lr_schedule is given in epochs, but the length of the stream is not known; give num_samples"
             )
         self._lr_schedule = lr_schedule
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        sync = _sync(model, optimizers, grad_scaler, noise_every)
+        sync = _sync(model, optimizers, grad_scaler, noise_every, preconditioners)
         self.model = sync.module
         self._trained = Trained(
             model=getattr(model, "_orig_mod", model),
@@ -322,6 +332,8 @@ class ElasticJob:
     def _leave_early(self, late: bool) -> None:
         """Asked to stop while the checkpoint is still being read."""
         self._journal.outcome("interrupted")
+        if not self._driven and self._world.rank == 0:
+            logger.warning("stopped as asked before the training began; checkpoints are as they were")
         raise SystemExit(0 if self._driven else 128 + signal.SIGTERM)
 
     def _reporter(self, settings: WorkerSettings | None, store: CheckpointStore | None) -> Reporter:
@@ -398,11 +410,12 @@ class ElasticJob:
         """Log figures against the present progress; rank 0's count, and no rank waits for another.
 
         Call it within the loop over ``epochs``: at its end the job's run is closed, which a warning says.
+        Raises DocumentError for what is no number.
         """
         if self.complete:
             logger.warning("%s: not logged after the training; log within its loop", ", ".join(metrics))
         elif self._world.rank == 0:
-            self._training.log(metrics)
+            self._training.log({name: figure(name, value) for name, value in metrics.items()})
 
     @property
     def finished(self) -> bool:
@@ -490,16 +503,23 @@ def _saver_of(model: nn.Module) -> type[Saver]:
 
 
 def _sync(
-    model: nn.Module, optimizers: Sequence[Optimizer], grad_scaler: torch.amp.GradScaler | None, every: int
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    grad_scaler: torch.amp.GradScaler | None,
+    every: int,
+    custom: Mapping[type[Optimizer], Preconditioner] | None,
 ) -> GradientSync:
     """What averages gradients and measures them; a sharded model's has the same methods."""
     if not _is_sharded(model):
-        return GradientSync(model, optimizers, grad_scaler=grad_scaler, sample_every=every)
+        return GradientSync(
+            model, optimizers, grad_scaler=grad_scaler, sample_every=every, preconditioners=custom
+        )
     if grad_scaler is not None:
         raise DocumentError("grad_scaler: not with a sharded model; train it in bfloat16, which needs none")
     from pollux_agent.torch.fsdp import ShardedSync
 
-    return cast(GradientSync, ShardedSync(model, optimizers, sample_every=every))
+    sharded = ShardedSync(model, optimizers, sample_every=every, preconditioners=custom)
+    return cast(GradientSync, sharded)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -101,6 +101,18 @@ class Journal:
     def _not_saved(self, why: str, standing_step: int | None) -> str:
         return f"step {self._history.step} is not saved: {why}; {standing(standing_step)}"
 
+    def stopped(self, *, standing_step: int | None) -> None:
+        """Where no driver reads outcomes, tell the person at the shell where a stop has left the training."""
+        if self._settings is not None or self._world.rank != 0:
+            return
+        if standing_step == self._history.step:
+            kept = "which is saved: a start with the same checkpoint_dir goes on from there"
+        elif standing_step is not None:
+            kept = f"which is not saved: the checkpoint of step {standing_step} stands"
+        else:
+            kept = "which is not saved: there is no checkpoint to go on from"
+        logger.warning("stopped as asked at step %d, %s", self._history.step, kept)
+
     def saved_to_stop(self, saving_unix_s: float) -> None:
         """Leave word of the save made on request, which began then and is done now."""
         if self._world.rank != 0:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from pollux_agent.errors import DocumentError
 from pollux_agent.torch.flat import dot, wide
 
 _log = logging.getLogger(__name__)
@@ -136,11 +137,65 @@ def preconditioner(
             return _KNOWN[kind]()
     _log.warning(
         "no preconditioner is known for %s; its noise scale is measured on plain gradients. "
-        "Give one with preconditioners={%s: ...}",
+        "Give one to the job with preconditioners={%s: ...}",
         type(optimizer).__name__,
         type(optimizer).__name__,
     )
     return Identity()
+
+
+def diagonals(
+    optimizer: Optimizer, precondition: Preconditioner, group: Mapping[str, Any], params: Sequence[Tensor]
+) -> Mapping[Tensor, Tensor | None]:
+    """The diagonal of P by parameter, for those of ``params`` whose P is known; None means P = I.
+
+    Raises DocumentError where the preconditioner does not give one diagonal a parameter.
+    """
+    known = [param for param in params if not precondition.needs_state or _has_stepped(optimizer, param)]
+    if not known:
+        return {}
+    found = precondition.diagonal(optimizer, group, known)
+    if found is None:
+        return dict.fromkeys(known)
+    if len(found) != len(known):
+        raise DocumentError(
+            f"preconditioners: {type(precondition).__name__} gave {len(found)} diagonals for {len(known)} "
+            "parameters; give one for each of those it is asked for"
+        )
+    return dict(zip(known, found, strict=True))
+
+
+def spread(diagonal: Tensor, shape: torch.Size) -> Tensor:
+    """A diagonal over all elements of its parameter; raises DocumentError if it does not broadcast to it."""
+    try:
+        return diagonal.expand(shape)
+    except RuntimeError:
+        raise DocumentError(
+            f"preconditioners: a diagonal has shape {tuple(diagonal.shape)}, its parameter {tuple(shape)}; "
+            "give one of the parameter's shape, or that broadcasts to it"
+        ) from None
+
+
+def check_preconditioners(given: Mapping[type[Optimizer], Preconditioner] | None) -> None:
+    """Raise DocumentError for what is no mapping from classes of optimizers to preconditioners."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise DocumentError(
+            f"preconditioners: {given!r} is no mapping; give {{an optimizer's class: its preconditioner}}"
+        )
+    for kind, each in given.items():
+        if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+            raise DocumentError(f"preconditioners: the key {kind!r} is no class of optimizers; give one")
+        where = f"preconditioners[{kind.__name__}]"
+        if isinstance(each, type):
+            raise DocumentError(f"{where}: {each.__name__} is a class; give an object, {each.__name__}()")
+        if not callable(getattr(each, "diagonal", None)):
+            raise DocumentError(f"{where}: {each!r} has no method `diagonal`; give it one")
+        if not isinstance(getattr(each, "needs_state", None), bool):
+            raise DocumentError(
+                f"{where}: {each!r} has no `needs_state`; give it one, True where P is unknown before a step"
+            )
 
 
 class Metric:
@@ -157,21 +212,16 @@ class Metric:
         groups: Sequence[Sequence[int]],
     ) -> None:
         number = {param: index for index, param in enumerate(params)}
-        diagonals: dict[int, Tensor | None] = {}
+        found: dict[int, Tensor | None] = {}
         for optimizer, precondition in optimizers:
             for group in optimizer.param_groups:
                 own = [param for param in group["params"] if param in number]
-                if precondition.needs_state:
-                    own = [param for param in own if _has_stepped(optimizer, param)]
-                if not own:
-                    continue
-                diagonal = precondition.diagonal(optimizer, group, own)
-                for place, param in enumerate(own):
-                    diagonals[number[param]] = diagonal[place] if diagonal is not None else None
-        self.known = bool(diagonals)
+                for param, diagonal in diagonals(optimizer, precondition, group, own).items():
+                    found[number[param]] = diagonal
+        self.known = bool(found)
         """Whether any parameter's P is known."""
         self._params, self._groups = params, groups
-        self._scales = [_scale([params[number] for number in group], group, diagonals) for group in groups]
+        self._scales = [_scale([params[number] for number in group], group, found) for group in groups]
         self._room: dict[int, Tensor] = {}
 
     def fits(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> bool:
@@ -226,7 +276,7 @@ def _scale(
         diagonal = diagonals.get(number)
         if diagonal is None:
             diagonal = torch.full((), float(number in diagonals), dtype=dtype, device=param.device)
-        parts.append(diagonal.to(dtype).expand(param.shape).reshape(-1))
+        parts.append(spread(diagonal.to(dtype), param.shape).reshape(-1))
     return torch.cat(parts)
 
 

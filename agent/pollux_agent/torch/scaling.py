@@ -1,5 +1,6 @@
 """Learning-rate scaling rules: Pollux's plug-in SCALE_LR(M0, M) -> lambda, asked before every update."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -104,14 +105,35 @@ RULES: Mapping[str, type[ScalingRule]] = MappingProxyType(
 def rule(name: str | ScalingRule) -> ScalingRule:
     """The rule called ``name``, or the user's own object; raises DocumentError naming the known ones."""
     if not isinstance(name, str):
-        if not callable(getattr(name, "factor", None)):
-            raise DocumentError(f"scaling_rule: {name!r} has no method `factor`; give it one")
+        _check_own(name)
         return Checked(name)
     try:
         return RULES[name]()
     except KeyError:
         known = ", ".join(RULES)
         raise DocumentError(f"scaling_rule: no rule called {name!r}; use one of {known}") from None
+
+
+def _check_own(own: ScalingRule) -> None:
+    """Raise DocumentError for what cannot be asked for a factor."""
+    if isinstance(own, type):
+        raise DocumentError(f"scaling_rule: {own.__name__} is a class; give an object, {own.__name__}()")
+    factor = getattr(own, "factor", None)
+    if not callable(factor):
+        raise DocumentError(
+            f"scaling_rule: {own!r} has no method `factor`; give it one, or use one of {', '.join(RULES)}"
+        )
+    try:
+        signature = inspect.signature(factor)
+    except (TypeError, ValueError):  # a function that says nothing of its arguments
+        return
+    try:
+        signature.bind(batch_size=1, initial_batch_size=1, noise_scale=None)
+    except TypeError as error:
+        raise DocumentError(
+            f"scaling_rule: {type(own).__name__}.factor{signature} cannot be called with the keywords that "
+            f"every rule gets ({error}); define factor(self, *, batch_size, initial_batch_size, noise_scale)"
+        ) from None
 
 
 class Checked:
@@ -128,9 +150,14 @@ class Checked:
         factor = self._own.factor(
             batch_size=batch_size, initial_batch_size=initial_batch_size, noise_scale=noise_scale
         )
-        if not (math.isfinite(factor) and factor > 0):
+        try:
+            value = math.nan if isinstance(factor, str) else float(factor)
+        except (TypeError, ValueError, RuntimeError):
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
             raise DocumentError(
-                f"scaling_rule: {type(self._own).__name__} gave {factor!r} for a batch of {batch_size}; "
-                "a factor is a number above 0"
+                f"scaling_rule: {type(self._own).__name__} gave {factor!r} for batch_size={batch_size}, "
+                f"initial_batch_size={initial_batch_size}, noise_scale={noise_scale}; have its method "
+                "`factor` return a number above 0"
             )
-        return float(factor)
+        return value

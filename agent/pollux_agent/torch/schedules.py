@@ -1,6 +1,6 @@
 """Learning-rate schedulers of torch, driven by progress instead of by calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,7 +18,7 @@ class ProgressSchedulers:
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler]) -> None:
-        self._steps = [_take_over(scheduler) for scheduler in schedulers]
+        self._steps = [take_over(scheduler) for scheduler in schedulers]
         self._taken = 0
 
     def resume(self, progress: float) -> None:
@@ -34,6 +34,23 @@ class ProgressSchedulers:
         self._taken = max(self._taken, due)
 
 
+class EpochSchedulers:
+    """Steps schedulers once for each statistical epoch, or each so many.
+
+    ``every`` has the epochs between two steps of each. How far a scheduler is stands in its own state, so one
+    that a checkpoint left behind catches up.
+    """
+
+    def __init__(self, every: Mapping[LRScheduler, int]) -> None:
+        self._all = [(each, take_over(each), each.last_epoch, number) for each, number in every.items()]
+
+    def advance(self, statistical_epoch: float) -> None:
+        """Take the steps that are due."""
+        for scheduler, step, first, every in self._all:
+            while scheduler.last_epoch < first + int(statistical_epoch / every + _ROUNDING):
+                step()
+
+
 class _Follower:
     """In front of a scheduler's class: its public step does nothing."""
 
@@ -41,7 +58,7 @@ class _Follower:
         """Does nothing: the scheduler follows the job's progress."""
 
 
-def _take_over(scheduler: LRScheduler) -> Callable[[], Any]:
+def take_over(scheduler: LRScheduler) -> Callable[[], Any]:
     """The scheduler's own step, once its public one is made to do nothing.
 
     Its class is changed, not the object, whose attributes are its checkpoint.

@@ -1,6 +1,7 @@
 """One optimizer step out of several micro-batches: what happens inside the user's ``optimizer.step()``."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from pollux_agent.errors import DocumentError
 from pollux_agent.torch.gradients import GradientSync, StepResult
 from pollux_agent.torch.sampler import MicroBatch
 from pollux_agent.torch.scaling import FollowsExamples, ScalingRule
@@ -128,6 +130,19 @@ class Stepper:
             return loss
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def check_steps(optimizers: Sequence[Optimizer]) -> None:
+    """Raise DocumentError for an optimizer that computes gradients of its own within a step."""
+    for optimizer in optimizers:
+        kind = type(optimizer)  # an object's own step may be patched, by an earlier job for one
+        closure = inspect.signature(kind.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise DocumentError(
+                f"optimizer: {kind.__name__} needs a closure, which it calls again within a step, "
+                "but the gradient of a step is averaged once, over all of its batches; use an optimizer "
+                "whose step() goes without one, such as SGD or AdamW"
+            )
 
 
 @contextmanager

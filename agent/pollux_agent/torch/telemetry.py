@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from pollux_agent.errors import DocumentError
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import Report
 from pollux_agent.records import FileNote, Note
@@ -45,6 +46,19 @@ class JobState:
     target_progress: float | None
     fits: Mapping[str, ThroughputParams]
     restart_phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def figure(name: str, value: object) -> float:
+    """A figure of the script's as a number: any object that is one, such as a tensor of one element.
+
+    Raises DocumentError for anything else.
+    """
+    try:
+        if not isinstance(value, str):
+            return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise DocumentError(f"log: {name} is {value!r}; give a number, or a tensor of one element")
 
 
 class Telemetry:

@@ -154,6 +154,8 @@ class Training:
         """A pass is over, with all that the script does behind it; raises SystemExit if a stop waits."""
         self._parts.trained.sampler.closed = True
         self._stall.check()
+        if self._parts.world.rank == 0:
+            self._parts.tuner.pass_ended(self._journal.steps_taken)
         if self._stop_at_close and not self.finished:
             self.stop()
 
@@ -198,6 +200,7 @@ class Training:
         self._parts.journal.saved_to_stop(saving_unix_s)
         self._parts.journal.event("stop", batch_size=self.plan.batch_size)
         self._parts.journal.outcome("interrupted")
+        self._parts.journal.stopped(standing_step=self._parts.saver.saved_step)
         if self._parts.world.rank == 0:
             self._send_report()
             self._parts.telemetry.profile(self._parts.trained.profiles, self._parts.trained.fits)

@@ -1,6 +1,5 @@
 """The tuner: fits the model to what was measured and chooses the batch split of highest goodput."""
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +7,10 @@ from dataclasses import dataclass
 from pollux_agent.model.fit import ThroughputModel, fit_throughput
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
 from pollux_agent.model.throughput import StepTimes, ThroughputParams
+from pollux_agent.torch.ownmodel import OwnModel
 from pollux_agent.torch.profile import Profile
 from pollux_agent.torch.sampler import BatchPlan
 from pollux_agent.torch.watch import ProgressWatch
-
-logger = logging.getLogger(__name__)
 
 MIN_GAIN = 0.05
 """Predicted gain in goodput below which a running job keeps its batch size."""
@@ -52,14 +50,20 @@ class Tuner:
         self._limits, self._adaptive = limits, adaptive
         self._num_nodes, self._num_replicas = num_nodes, num_replicas
         self._prior = prior
-        self._throughput, self._watch = throughput, watch
+        self._own = OwnModel(throughput, limits, num_nodes, num_replicas) if throughput is not None else None
+        self._watch = watch
         self.params = prior
         self.model: StepTimes | None = prior
 
     def observe(self, values: Mapping[str, float]) -> None:
         """Figures that the script logged; the one that is watched tells whether larger batches keep up."""
-        if self._watch is not None and self._watch.name in values:
-            self._watch.observe(float(values[self._watch.name]))
+        if self._watch is not None:
+            self._watch.logged(values)
+
+    def pass_ended(self, steps_taken: int) -> None:
+        """The script is done with a pass, and with what stands behind it; steps are this incarnation's."""
+        if self._watch is not None:
+            self._watch.pass_ended(steps_taken)
 
     def learn(self, prior: ThroughputParams) -> None:
         """Take the fit of an earlier run for what this one has not tried; the first one given counts."""
@@ -70,13 +74,10 @@ class Tuner:
         """Fit anew; an impossible fit leaves the last one, and so does an error in the user's model."""
         observations = profile.observations()
         self.params = fit_throughput(observations, prior=self._prior) or self.params
-        if self._throughput is None:
+        if self._own is None:
             self.model = self.params
-            return
-        try:
-            self.model = self._throughput.fit(observations) or self.model
-        except Exception as error:  # noqa: BLE001  (a user's code must not end the training)
-            logger.warning("%s cannot be fitted: %r", type(self._throughput).__name__, error)
+        else:
+            self.model = self._own.fit(observations) or self.model
 
     def choose(
         self, noise_scale: float | None, current: BatchPlan | None, *, largest_batch_size: int
@@ -86,7 +87,14 @@ class Tuner:
         A plan grows to at most twice the ``largest_batch_size`` that this job has trained with: an early
         noise scale is a poor guide far from where it was measured.
         """
-        plan = self._choice(noise_scale, current, largest_batch_size)
+        try:
+            plan = self._choice(noise_scale, current, largest_batch_size)
+        except Exception as error:
+            if self._own is None:  # a user's code must not end the training, and ours must not go on
+                raise
+            self._own.refuse(f"its fit cannot be asked for the best batch: {error!r}")
+            self.model = None
+            plan = self._choice(noise_scale, current, largest_batch_size)
         if self._watch is not None:
             self._watch.chosen(plan.batch_size)
         return plan

@@ -8,6 +8,7 @@ batch size; where the rule breaks down (Pollux section 6 leaves this open) the l
 import logging
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,7 @@ class ProgressWatch:
         self._after: list[tuple[float, float]] = []
         self._trial: tuple[int, float] | None = None
         self._said = False
+        self._others: dict[str, None] | None = {}
 
     @property
     def limit(self) -> float:
@@ -67,6 +69,29 @@ class ProgressWatch:
         if self._trial is None and batch_size > history.trusted_batch_size and not history.held_batch_size:
             self._trial = (batch_size, history.progress)
             self._after = []
+
+    def logged(self, values: Mapping[str, float]) -> None:
+        """Figures were logged; the one that is watched is taken in."""
+        if self.name in values:
+            self._others = None
+            self.observe(float(values[self.name]))
+        elif self._others is not None:
+            self._others.update(dict.fromkeys(values))
+
+    def pass_ended(self, steps_taken: int) -> None:
+        """Warn once if the figure was never logged in the ``steps_taken`` since the start."""
+        if self._others is None or steps_taken < POINTS:
+            return
+        found = f"only {', '.join(self._others)} were" if self._others else "nothing was"
+        logger.warning(
+            "watch: %r was not logged in %d steps, %s; no batch is raised before it is. Log it with "
+            "job.log(%s=...), or name another figure that falls in training",
+            self.name,
+            steps_taken,
+            found,
+            self.name,
+        )
+        self._others = None
 
     def observe(self, value: float) -> None:
         """Take in the figure at the present progress; not finite means that training came apart."""

@@ -45,17 +45,26 @@ class World:
 
 
 def join_world(
-    settings: WorkerSettings | None, device: torch.device, environ: Mapping[str, str] | None = None
+    settings: WorkerSettings | None,
+    device: torch.device,
+    environ: Mapping[str, str] | None = None,
+    *,
+    group_of_one: bool = False,
 ) -> World:
     """Join the other replicas: an existing process group, a launcher's, or none for one process.
 
-    A group of ours uses nccl where ``device`` is a GPU and gloo otherwise.
+    ``group_of_one``: one process alone gets a group too, which a sharded model needs. A group of ours uses
+    nccl where ``device`` is a GPU and gloo otherwise.
     """
     environ = os.environ if environ is None else environ
     size = int(environ.get("WORLD_SIZE", "1"))
     owned = False
-    if not dist.is_initialized() and size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if not dist.is_initialized() and (size > 1 or group_of_one):
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if size > 1:
+            dist.init_process_group(backend)
+        else:
+            _form_group_of_one(backend)
         owned = True
     rank = 0
     if dist.is_initialized():
@@ -69,6 +78,16 @@ def join_world(
         device=device,
         owned=owned,
     )
+
+
+def _form_group_of_one(backend: str) -> None:
+    """Without a launcher's address, and open to nobody outside this machine."""
+    options = None
+    if backend == "gloo":
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, pg_options=options)
 
 
 def default_device() -> torch.device:

@@ -1,5 +1,6 @@
 """Lightning, made elastic: trains as the plain Trainer does, on any split, validates and resumes."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.lightning import ElasticStrategy
+from pollux_agent.torch import training
 from pollux_agent.torch.sampler import ElasticSampler
 
 SAMPLES = 40
@@ -112,6 +114,36 @@ def test_on_one_process_it_trains_as_plain_lightning_does(
     assert strategy.job.step == 10
     assert module.validations == 2 + 1  # each pass, and Lightning's check before training
     assert weights(module) == pytest.approx(plain, abs=1e-5)
+
+
+class Cosine(Fit):
+    """With a schedule over epochs, Lightning's default."""
+
+    def __init__(self, length: int, frequency: int) -> None:
+        super().__init__()
+        self.length, self.frequency, self.rates = length, frequency, list[float]()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(lambda own, *_: self.rates.append(own.param_groups[0]["lr"]))
+        self.cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.length)
+        return [optimizer], [{"scheduler": self.cosine, "frequency": self.frequency}]
+
+
+@pytest.mark.parametrize("frequency", [1, 2])
+def test_a_schedule_over_epochs_follows_progress_and_not_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frequency: int
+) -> None:
+    """Each sample is worth half of one at M0, so 6 epochs take 12 passes."""
+    monkeypatch.setattr(training, "progress_of_step", lambda *_, batch_size, **__: batch_size / 8 / 2)
+    epochs = 6
+    module, strategy = Cosine(epochs // frequency, frequency), elastic()
+    trainer(tmp_path, strategy, max_epochs=epochs).fit(module, data())
+    assert strategy.job is not None
+    assert strategy.job._position.epoch + 1 == 2 * epochs
+    assert module.cosine.last_epoch == epochs // frequency
+    assert module.rates == sorted(module.rates, reverse=True)
+    assert min(module.rates) == pytest.approx(0.05 * (1 + math.cos(math.pi * (1 - frequency / epochs))))
 
 
 @pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
@@ -226,3 +258,9 @@ def test_what_cannot_be_elastic_is_named(
 ) -> None:
     with pytest.raises(DocumentError, match=message):
         trainer(tmp_path, elastic(), **changes).fit(module(), data(), DataLoader(Line(7), batch_size=4))
+
+
+def test_a_preconditioner_of_ones_own_reaches_the_job(tmp_path: Path) -> None:
+    wrong = {torch.optim.SGD: 2.0}
+    with pytest.raises(DocumentError, match=r"preconditioners\[SGD\]: 2.0 has no method `diagonal`"):
+        trainer(tmp_path, elastic(preconditioners=wrong)).fit(Fit(), data())

@@ -66,7 +66,7 @@ def arguments(folder: Path, local: int = 8, **changes: Any) -> TrainingArguments
 
 
 def elastic(folder: Path, local: int = 8, **changes: Any) -> ElasticTrainer:
-    own = ("checkpoint_dir", "callbacks", "eval_dataset", "max_batch_size", "batch_size")
+    own = ("checkpoint_dir", "callbacks", "eval_dataset", "max_batch_size", "batch_size", "preconditioners")
     given = {"batch_size": 8, "max_batch_size": 8} | {
         name: changes.pop(name) for name in own if name in changes
     }
@@ -255,3 +255,23 @@ def test_steps_are_counted_at_m0_whatever_the_batch_size(tmp_path: Path) -> None
 def test_what_sizes_batches_in_its_own_way_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(DocumentError, match="ElasticTrainer"):
         elastic(tmp_path, **changes)
+
+
+class Plain:
+    """P = I."""
+
+    needs_state = False
+
+    def diagonal(self, optimizer: Any, group: Any, params: Any) -> None:
+        return None
+
+
+def test_an_optimizer_that_the_agent_does_not_know_can_be_made_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {torch.optim.Adamax: Plain()}
+    trainer = elastic(tmp_path, max_steps=2, preconditioners=known)
+    trainer.optimizer = torch.optim.Adamax(trainer.model.parameters())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert "no preconditioner" not in caplog.text

@@ -30,6 +30,7 @@ class ByHand:
     """Starts the training script as a person would, from a shell."""
 
     folder: Path
+    last_words: str = ""
 
     def start(self, *arguments: str, ranks: int = 0, **environ: str) -> subprocess.Popen[str]:
         """As plain python, or under torchrun on so many ``ranks``."""
@@ -61,7 +62,7 @@ class ByHand:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        self.last_words, _ = process.communicate(timeout=120)
         return process.returncode
 
     @property
@@ -94,6 +95,9 @@ def test_stopped_under_torchrun_and_gone_on_with_alone_in_the_same_mlflow_run(by
     environ = {"MLFLOW_TRACKING_URI": uri, "MLFLOW_EXPERIMENT_NAME": "by hand"}
     first = by_hand.start("--epochs", "2", "--wait-at", "5", ranks=2, **environ)
     assert by_hand.stop(first) != 0
+    saved = max(CheckpointStore(by_hand.folder / "kept").names())
+    assert by_hand.last_words.count("stopped as asked") == 1
+    assert f"stopped as asked at step {int(saved[-10:])}, which is saved" in by_hand.last_words
     (stopped,) = runs_of(uri)
     assert stopped.info.status == "RUNNING"
     by_hand.run("--epochs", "2", "--workers", "1", **environ)
@@ -224,6 +228,14 @@ def test_sigterm_is_the_scripts_own_again_once_the_training_is_complete() -> Non
     assert signal.getsignal(signal.SIGTERM) != before
     train(job, optimizer, 1)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_stop_where_nothing_is_kept_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    job, optimizer = small_job()
+    job.stop()
+    with pytest.raises(SystemExit):
+        train(job, optimizer, 1)
+    assert "stopped as asked at step 1, which is not saved: there is no checkpoint" in caplog.text
 
 
 def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:

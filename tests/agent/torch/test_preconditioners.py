@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, optim
+from torch.utils.data import TensorDataset
 
+from pollux_agent.errors import DocumentError
+from pollux_agent.torch import ElasticJob
 from pollux_agent.torch.flat import dot, pack
 from pollux_agent.torch.precondition import Identity, Metric, Preconditioner, preconditioner
 
@@ -120,3 +123,98 @@ def test_an_unknown_optimizer_is_taken_plain_and_said_so(caplog: pytest.LogCaptu
 def test_norms_of_half_precision_do_not_overflow() -> None:
     half = torch.full((100,), 1000.0, dtype=torch.float16)
     assert float(dot(half, half)) == pytest.approx(1e8)
+
+
+class Stateless:
+    """Lacks ``needs_state``."""
+
+    def diagonal(self, optimizer: Any, group: Any, params: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([Doubling()], "preconditioners: .* is no mapping"),
+        ({"ASGD": Doubling()}, "preconditioners: the key 'ASGD' is no class of optimizers"),
+        ({optim.ASGD: Doubling}, r"preconditioners\[ASGD\]: Doubling is a class; give an object"),
+        ({optim.ASGD: 2.0}, r"preconditioners\[ASGD\]: 2.0 has no method `diagonal`"),
+        ({optim.ASGD: Stateless()}, r"preconditioners\[ASGD\]: .* has no `needs_state`"),
+    ],
+    ids=["list", "name", "class", "number", "stateless"],
+)
+def test_a_job_refuses_what_is_no_preconditioner(given: Any, said: str) -> None:
+    with pytest.raises(DocumentError, match=said):
+        job_of(optim.ASGD, preconditioners=given)
+
+
+def job_of(kind: type[optim.Optimizer], **options: Any) -> ElasticJob:
+    model = torch.nn.Linear(2, 1)
+    data = TensorDataset(torch.ones(8, 2))
+    return ElasticJob(model, kind(model.parameters(), lr=0.1), data, batch_size=4, **options)
+
+
+def test_a_job_measures_with_the_preconditioner_that_it_was_given(caplog: pytest.LogCaptureFixture) -> None:
+    """phi is the ratio of two norms under P: P = 2 I leaves it, and |P g|^2 is four times |g|^2."""
+    seen = {}
+    for name, options in (("plain", {}), ("doubled", {"preconditioners": {optim.ASGD: Doubling()}})):
+        torch.manual_seed(3)
+        job = job_of(optim.ASGD, max_batch_size=4, max_local_batch_size=2, **options)
+        (optimizer,) = job._trained.optimizers
+        for _ in job.epochs(6):
+            for (inputs,) in job.loader:
+                optimizer.zero_grad()
+                (job.model(inputs) * torch.rand(len(inputs), 1)).mean().backward()
+                optimizer.step()
+        seen[name] = job._trained.sync.noise
+    assert seen["doubled"].grad_sqr == pytest.approx(4 * seen["plain"].grad_sqr)
+    assert seen["doubled"].noise_scale == pytest.approx(seen["plain"].noise_scale)
+    assert caplog.text.count("no preconditioner is known for ASGD") == 1
+
+
+class Misshapen:
+    """Gives what it is made with."""
+
+    needs_state = False
+
+    def __init__(self, *shapes: int) -> None:
+        self.shapes = shapes
+
+    def diagonal(self, optimizer: Any, group: Any, params: Any) -> list[Tensor]:
+        return [torch.ones(shape) for shape in self.shapes]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Misshapen(4), "gave 1 diagonals for 2 parameters"),
+        (Misshapen(3, 4), r"a diagonal has shape \(3,\), its parameter \(3, 4\)"),
+    ],
+    ids=["too few", "shape"],
+)
+def test_a_diagonal_that_fits_no_parameter_is_named(given: Preconditioner, said: str) -> None:
+    params, optimizer = stepped(optim.SGD)
+    with pytest.raises(DocumentError, match=f"preconditioners: .*{said}"):
+        squared_norm(params, optimizer, {0: torch.ones(3, 4)}, given)
+
+
+class OwnLineSearch(optim.SGD):
+    """Asks for a closure, as LBFGS does."""
+
+    def step(self, closure: Any) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [optim.LBFGS, OwnLineSearch])
+def test_an_optimizer_that_needs_a_closure_is_refused(kind: type[optim.Optimizer]) -> None:
+    with pytest.raises(DocumentError, match=f"optimizer: {kind.__name__} needs a closure"):
+        job_of(kind)
+
+
+def test_one_optimizer_may_go_through_jobs_one_after_another() -> None:
+    """As in a notebook, whose cell that makes the job is run again and again."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(4):
+        ElasticJob(model, optimizer, TensorDataset(torch.ones(8, 2)), batch_size=4)

@@ -94,7 +94,7 @@ def test_a_script_may_give_a_rule_of_its_own() -> None:
     own = rule(Cubic())
     assert own.factor(batch_size=256, initial_batch_size=32, noise_scale=None) == pytest.approx(2.0)
     assert isinstance(own, FollowsExamples)
-    with pytest.raises(DocumentError, match="Wrong gave nan for a batch of 64"):
+    with pytest.raises(DocumentError, match="Wrong gave nan for batch_size=64"):
         rule(Wrong()).factor(batch_size=64, initial_batch_size=32, noise_scale=None)
     with pytest.raises(DocumentError, match="no method `factor`"):
         rule(3)  # type: ignore[arg-type]

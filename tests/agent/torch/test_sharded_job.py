@@ -2,6 +2,7 @@
 
 import resource
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from elastic_runs import Line
+from forked import forked
 from ftp_server import ftp_server
 from gang import run_gang
 from torch import nn
@@ -19,9 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from pollux_agent.errors import CheckpointError, DocumentError
-from pollux_agent.torch import ElasticJob
+from pollux_agent.torch import ElasticJob, join
 from pollux_agent.torch.checkpoint import CheckpointStore
 from pollux_agent.torch.sharded_saver import _SafeReader
+from pollux_agent.torch.world import join_world
 
 
 def build(sharded: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -78,11 +81,32 @@ def whole_model(epochs: int) -> dict[str, Any]:
     return train(None, epochs, sharded=False)
 
 
+def run_alone(*args: Any) -> dict[str, Any]:
+    """What ``train(*args)`` returns in one process that nobody launched."""
+    context = forked()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_alone, args=(sender, args), daemon=True)
+    process.start()
+    sender.close()
+    grouped_unasked, answer = receiver.recv()
+    process.join()
+    assert not grouped_unasked
+    return answer
+
+
+def _alone(pipe: Connection, args: tuple[Any, ...]) -> None:
+    join_world(None, torch.device("cpu"))
+    grouped_unasked = dist.is_initialized()
+    join()
+    pipe.send((grouped_unasked, train(*args)))
+
+
 def test_it_resumes_on_any_number_of_ranks_and_ends_as_the_whole_model_does(tmp_path: Path) -> None:
     (want,) = run_gang(1, whole_model, 2)
     seen: list[tuple[int, int]] = []
     for ranks, stop_at in [(2, 5), (3, 4), (1, 4), (2, -1)]:
-        gang = run_gang(ranks, train, tmp_path, 2, stop_at)
+        work = tmp_path, 2, stop_at
+        gang = run_gang(ranks, train, *work) if ranks > 1 else [run_alone(*work)]
         for answer in gang:
             assert answer["stopped"] == (stop_at >= 0)
             assert answer["step"] == gang[0]["step"]

@@ -41,7 +41,20 @@ OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
+    "asgd": lambda params: torch.optim.ASGD(params, lr=0.1),
 }
+
+
+class BySize:
+    """One number for all elements of a parameter."""
+
+    needs_state = False
+
+    def diagonal(self, optimizer: Any, group: Any, params: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.full((), float(param.numel()), dtype=param.dtype) for param in params]
+
+
+OWN = {torch.optim.ASGD: BySize()}
 
 
 def whole(tensor: Tensor) -> list[float]:
@@ -88,7 +101,7 @@ def alone(split: Split, kind: str, clip: float | None) -> dict[str, Any]:
     """The same micro-batches accumulated in one process on a model that is whole."""
     model = build_model()
     optimizer = OPTIMIZERS[kind](model.parameters())
-    sync = GradientSync(model, [optimizer], sample_every=1)
+    sync = GradientSync(model, [optimizer], sample_every=1, preconditioners=OWN)
     flat = [[size for j in range(len(split[0])) for size in (rank[j] for rank in split) if size]]
     return train(model, sync, optimizer, flat, 0, clip=clip)
 
@@ -98,7 +111,7 @@ def sharded(cases: list[tuple[Split, str, float | None]]) -> list[dict[str, Any]
     for split, kind, clip in cases:
         model = shard(build_model())
         optimizer = OPTIMIZERS[kind](model.parameters())
-        sync = ShardedSync(model, [optimizer], sample_every=1)
+        sync = ShardedSync(model, [optimizer], sample_every=1, preconditioners=OWN)
         found.append(train(model, sync, optimizer, split, dist.get_rank(), clip=clip))
     return found
 
@@ -111,6 +124,7 @@ CASES: dict[int, list[tuple[Split, str, float | None]]] = {
         ([[3, 3], [4, 2]], "adamw", 0.05),
         ([[3, 0], [4, 5]], "sgd", 0.05),
         ([[3, 3], [4, 2]], "adagrad", None),
+        ([[3, 3], [4, 2]], "asgd", None),
     ],
     3: [([[4], [4], [4]], "sgd", None), ([[2, 2], [3, 1], [4, 0]], "adamw", None)],
 }
