@@ -13,6 +13,7 @@ from typing import Any
 OVERDUE_SHARE, LATE_SHARE = 1 / 3, 2 / 3
 """Parts of the grace period after which a stop does not wait for a step boundary any more, and after which it
 does not wait for its peers either."""
+_AGAIN_S = 0.1
 
 
 class StopSignal:
@@ -26,6 +27,7 @@ class StopSignal:
         self.asked = False
         self._grace_s, self.overdue = grace_s, overdue
         self._since_s: float | None = None
+        self._heard = 0
         self._pid = os.getpid()
         self._before: Any = None
         if threading.current_thread() is threading.main_thread():
@@ -44,6 +46,7 @@ class StopSignal:
             os.kill(os.getpid(), signal.SIGTERM)
             return
         self.asked = True
+        self._heard += 1
         now = time.monotonic()
         if self._since_s is None:
             self._since_s = now
@@ -54,11 +57,15 @@ class StopSignal:
     def _remind(self, since_s: float) -> None:
         """Have the handler called again, unless SIGTERM is somebody else's by then.
 
-        threading's own timer must not be started within a handler.
+        A signal that comes just before the main thread begins to wait in a system call is heard only behind
+        that call, so it is sent until it is heard. A timer of threading must not be started within a handler.
         """
         for share in (OVERDUE_SHARE, LATE_SHARE):
             time.sleep(max(0.0, since_s + share * self._grace_s - time.monotonic()) + 0.01)
-            if self._since_s is None or signal.getsignal(signal.SIGTERM) != self._handle:
-                return
-            with suppress(OSError, RuntimeError):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+            heard = self._heard
+            while self._heard == heard:
+                if self._since_s is None or signal.getsignal(signal.SIGTERM) != self._handle:
+                    return
+                with suppress(OSError, RuntimeError):
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                time.sleep(_AGAIN_S)

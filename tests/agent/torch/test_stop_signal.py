@@ -36,6 +36,25 @@ def test_it_is_overdue_twice_where_no_step_looks_at_it() -> None:
     assert calls[-1]
 
 
+def test_a_reminder_that_is_not_heard_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes as the main thread begins to wait in a system call is not heard until that is over."""
+    sent, calls = [], []
+    send = signal.pthread_kill
+
+    def lose_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            send(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lose_the_first)
+    overdue = threading.Event()
+    StopSignal(30.0, lambda late: (calls.append(late), overdue.set()))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("pollux_agent.torch.stopping.OVERDUE_SHARE", 0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert overdue.wait(10)
+    assert (calls, len(sent)) == ([False], 2)
+
+
 def test_who_has_taken_the_signal_over_is_not_reminded_of_an_earlier_one() -> None:
     calls: list[bool] = []
     StopSignal(GRACE_S, calls.append)
