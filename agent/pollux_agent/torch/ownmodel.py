@@ -1,15 +1,14 @@
 """A throughput model of the user's own: checked when it is given, and again with each fit that it makes."""
 
-import inspect
 import logging
 from collections.abc import Sequence
 
 import numpy as np
 
-from pollux_agent.errors import DocumentError
 from pollux_agent.model.fit import Observation, ThroughputModel
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.model.throughput import StepTimes
+from pollux_agent.torch.own import check_own
 
 logger = logging.getLogger(__name__)
 
@@ -20,24 +19,10 @@ _SIZES = 16
 
 def check_throughput(model: object) -> None:
     """Raise DocumentError for what cannot be fitted."""
-    if isinstance(model, type):
-        raise DocumentError(f"throughput: {model.__name__} is a class; give an object, {model.__name__}()")
-    fit = getattr(model, "fit", None)
-    if not callable(fit):
-        raise DocumentError(
-            f"throughput: {model!r} has no method `fit`; define fit(self, profile, prior=None)"
-        )
-    try:
-        signature = inspect.signature(fit)
-    except (TypeError, ValueError):  # a function that says nothing of its arguments
-        return
-    try:
-        signature.bind([])
-    except TypeError as error:
-        raise DocumentError(
-            f"throughput: {type(model).__name__}.fit{signature} cannot be called with a profile alone "
-            f"({error}); define fit(self, profile, prior=None)"
-        ) from None
+    define = "define fit(self, profile, prior=None)"
+    check_own(
+        "throughput", model, "fit", lacking=define, called="a profile alone", define=define, arguments=([],)
+    )
 
 
 class OwnModel:

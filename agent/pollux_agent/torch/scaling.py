@@ -1,6 +1,5 @@
 """Learning-rate scaling rules: Pollux's plug-in SCALE_LR(M0, M) -> lambda, asked before every update."""
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -8,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.model.efficiency import step_gain
+from pollux_agent.torch.own import check_own
 
 WARM_UP_STEPS = 200
 """Length of LEGW's warm-up where a job spec names the rule: steps at M0."""
@@ -105,35 +105,21 @@ RULES: Mapping[str, type[ScalingRule]] = MappingProxyType(
 def rule(name: str | ScalingRule) -> ScalingRule:
     """The rule called ``name``, or the user's own object; raises DocumentError naming the known ones."""
     if not isinstance(name, str):
-        _check_own(name)
+        check_own(
+            "scaling_rule",
+            name,
+            "factor",
+            lacking=f"give it one, or use one of {', '.join(RULES)}",
+            called="the keywords that every rule gets",
+            define="define factor(self, *, batch_size, initial_batch_size, noise_scale)",
+            keywords={"batch_size": 1, "initial_batch_size": 1, "noise_scale": None},
+        )
         return Checked(name)
     try:
         return RULES[name]()
     except KeyError:
         known = ", ".join(RULES)
         raise DocumentError(f"scaling_rule: no rule called {name!r}; use one of {known}") from None
-
-
-def _check_own(own: ScalingRule) -> None:
-    """Raise DocumentError for what cannot be asked for a factor."""
-    if isinstance(own, type):
-        raise DocumentError(f"scaling_rule: {own.__name__} is a class; give an object, {own.__name__}()")
-    factor = getattr(own, "factor", None)
-    if not callable(factor):
-        raise DocumentError(
-            f"scaling_rule: {own!r} has no method `factor`; give it one, or use one of {', '.join(RULES)}"
-        )
-    try:
-        signature = inspect.signature(factor)
-    except (TypeError, ValueError):  # a function that says nothing of its arguments
-        return
-    try:
-        signature.bind(batch_size=1, initial_batch_size=1, noise_scale=None)
-    except TypeError as error:
-        raise DocumentError(
-            f"scaling_rule: {type(own).__name__}.factor{signature} cannot be called with the keywords that "
-            f"every rule gets ({error}); define factor(self, *, batch_size, initial_batch_size, noise_scale)"
-        ) from None
 
 
 class Checked:
