@@ -1,6 +1,7 @@
 """What all tests share: an Airflow home of their own, resources by name, and the check for silent skips."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -73,6 +74,16 @@ def the_runs_own_signal_handlers() -> Iterator[None]:
     for each, handler in zip(signals, before, strict=True):
         if signal.getsignal(each) is not handler:
             signal.signal(each, handler)
+
+
+@pytest.fixture(autouse=True)
+def the_level_of_a_process_that_configured_no_logging() -> Iterator[None]:
+    """Airflow, once imported, has all loggers at INFO: what caplog sees would hang on the order of tests."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.WARNING)
+    yield
+    root.setLevel(before)
 
 
 @pytest.fixture(scope="session")
