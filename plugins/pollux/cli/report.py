@@ -73,7 +73,7 @@ def _parts(
     from pollux.report.catalog import sections
     from pollux.report.figures import part_of
     from pollux.report.studies import computed, studies
-    from pollux.simulate.kept import read_kept
+    from pollux.simulate.kept import claim, read_kept
 
     there = {section.key: section for section in sections(traces, names, quick=quick)}
     others = {study.key: study for study in studies(traces, names, quick=quick)}
@@ -83,7 +83,7 @@ def _parts(
             f"--traces {traces}, --workload {', '.join(names)}, --only {only}: nothing to show; "
             f"there are workloads for these sections: {', '.join([*there, *others]) if there else 'none'}"
         )
-    _claim(kept_in, traces)
+    claim(kept_in, traces, f"--out {kept_in.parent}")
     shown = [section for key, section in there.items() if not only or key in only]
     kept = read_kept(kept_in)
     cases = {case.name: case for section in shown for case in section.cases}
@@ -95,19 +95,3 @@ def _parts(
     for study in track(wanted, description="studies", console=console, transient=True):
         suffix = "-quick" if quick else ""
         yield study.show(computed(study, kept_in, suffix=suffix))
-
-
-def _claim(kept_in: Path, traces: Path) -> None:
-    """Note whose simulations the folder keeps; raises ConfigError if those are of other traces, OSError."""
-    from pollux.errors import ConfigError
-
-    kept_in.mkdir(parents=True, exist_ok=True)
-    note, mine = kept_in / "traces.txt", str(traces.resolve())
-    if not note.is_file():
-        note.write_text(mine + "\n", encoding="utf-8")
-    theirs = note.read_text(encoding="utf-8").strip()
-    if theirs != mine:
-        raise ConfigError(
-            f"--out {kept_in.parent}: has simulations of {theirs[:200]}, and --traces is {mine}; "
-            "name another folder, or delete that one"
-        )

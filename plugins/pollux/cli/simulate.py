@@ -27,8 +27,10 @@ def simulate(
         Path | None, typer.Option(help="Folder with apps/ and workloads/. [default: the synthetic set]")
     ] = None,
     policy: Annotated[str, typer.Option(help="Policy; 'default' is the product's default.")] = DEFAULT_POLICY,
-    nodes: Annotated[int, typer.Option(min=1, help="Equal nodes.")] = 16,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs on each of them.")] = 4,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Equal nodes. [default: 16]")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, max=9, help="GPUs on each of them. [default: 4]")
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="FILE", help="Cluster file instead, 'sia' or 'small'.")
     ] = None,
@@ -43,7 +45,9 @@ def simulate(
         ),
     ] = None,
     restart_s: Annotated[float, typer.Option(help="Seconds that a restart costs.")] = 30.0,
-    p: Annotated[float | None, typer.Option(help="Fairness knob. [default: the policy's own]")] = None,
+    p: Annotated[
+        float | None, typer.Option(help="Fairness knob of pollux and sia. [default: the policy's own]")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random policies.")] = 0,
     earlier_fits: Annotated[
         bool, typer.Option("--earlier-fits", help="Jobs start from fits of finished jobs of their model.")
@@ -64,15 +68,26 @@ def simulate(
     The same seed gives the same bytes in the results; wall-clock seconds go to timings.json.
     """
     from pollux.errors import ConfigError, PolluxError
+    from pollux.simulate.files import check_file, check_folder, write_document
     from pollux.simulate.results import mean
     from pollux.simulate.runner import Run, load
-    from pollux.simulate.setup import read_setup, run_settings, uniform
+    from pollux.simulate.setup import read_setup, run_settings, uniform, without_effect
     from pollux.simulate.synthetic import synthetic_traces
     from pollux.snapshot import PolicySettings
 
+    timings = out.with_name("timings.json")
     try:
+        if cluster is not None and (nodes or gpus_per_node):
+            raise ConfigError(
+                f"--cluster {cluster}: says which nodes there are; leave out --nodes and --gpus-per-node"
+            )
+        if out == timings:
+            raise ConfigError(f"--out {out}: that is where seconds go; name another file")
+        check_file("--out", out)
+        if plot is not None:
+            check_folder("--plot", plot)
         folder = traces or synthetic_traces()
-        setup = read_setup(cluster) if cluster else uniform(nodes, gpus_per_node)
+        setup = uniform(nodes or 16, gpus_per_node or 4) if cluster is None else read_setup(cluster)
         settings = run_settings(
             policy=PolicySettings().name if policy == DEFAULT_POLICY else policy,
             avoid_interference=avoid_interference,
@@ -83,6 +98,8 @@ def simulate(
             restart_s=restart_s,
             earlier_fits=earlier_fits,
         )
+        for note in without_effect(settings.policy, p=p, avoid_interference=avoid_interference):
+            typer.echo(f"pollux simulate: {note}", err=True)
         runs = [
             Run(
                 traces=folder,
@@ -103,15 +120,22 @@ def simulate(
         "mean": mean([answer.result for answer in answers]),
     }
     try:
-        _write(out, results)
-        _write(out.with_name("timings.json"), {"workloads": [answer.timing for answer in answers]})
+        write_document(out, results)
+        write_document(timings, {"workloads": [answer.timing for answer in answers]})
         if plot is not None:
             from pollux.simulate.pictures import save_pictures
 
             save_pictures(plot, results["workloads"], gpus=sum(setup.gpus_of.values()))
     except OSError as error:
-        typer.echo(f"--out {out}: cannot be written: {error}; name a folder that exists", err=True)
-        raise typer.Exit(2) from None
+        typer.echo(f"pollux simulate: cannot be written: {error}; free the disk or its rights", err=True)
+        raise typer.Exit(1) from None
+    late = sum(answer.timing["timed_out"] for answer in answers)
+    if late:
+        typer.echo(
+            f"pollux simulate: {late} decisions were ended by the wall-clock limit, so another machine may "
+            "decide otherwise",
+            err=True,
+        )
     if as_json:
         typer.echo(json.dumps(results["mean"], sort_keys=True))
     else:
@@ -144,11 +168,6 @@ def _settings(settings: "RunSettings", setup: "ClusterSetup") -> dict[str, Any]:
     from pollux_agent.protocol import to_plain
 
     return {"run": to_plain(settings), "cluster": to_plain(setup)}
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _print(answers: "Sequence[Answer]", policy: str) -> None:

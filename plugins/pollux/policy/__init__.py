@@ -45,6 +45,11 @@ HEED_CLAIMS = frozenset({"sia", "ours"})
 
 HEED_PRIORITY = frozenset({"ours"})
 
+HEED_FAIRNESS_P = frozenset({"pollux", "sia"})
+
+ALWAYS_APART = frozenset({"sia", "ours", "fifo-fixed", *STUDIED})
+"""Policies under which no node serves two jobs that span nodes, whether or not interference is avoided."""
+
 
 def decide(snapshot: Snapshot) -> Decision:
     """What the snapshot's policy answers; the same snapshot gives the same decision.

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from pollux.report.parts import Drawing, Part
+from pollux.simulate.files import write_whole
 
 _OPEN_ROWS = 12
 """Longer tables are folded."""
@@ -45,7 +46,8 @@ def write_report(folder: Path, parts: Sequence[Part], *, title: str, note: str) 
         draw(folder / f"{part.key}.svg", part.draw)
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in parts)
     page = folder / "index.html"
-    page.write_text(
+    write_whole(
+        page,
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
@@ -53,7 +55,6 @@ def write_report(folder: Path, parts: Sequence[Part], *, title: str, note: str) 
         f"<main><h1>{escape(title)}</h1><p>{escape(note)}</p>"
         + "".join(_section(part) for part in parts)
         + "</main></body></html>\n",
-        encoding="utf-8",
     )
     return page
 

@@ -1,5 +1,4 @@
-"""Sections that are no simulation of whole workloads: each computes a document of its own, kept beside "
-"them."""
+"""Sections that are no simulation of whole workloads: each computes a document of its own, which is kept."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pollux.report.cases import ReportCase, command
 from pollux.report.catalog import QUICK_JOBS
 from pollux.report.counterexample import BATCHES, EXAMPLE_S, SIGMAS, UPDATE_S, fastest, table, train
 from pollux.report.parts import COLOURS, Part, colour, hours
+from pollux.simulate.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,16 +62,16 @@ def studies(traces: Path, names: Sequence[str], *, quick: bool) -> list[Study]:
 
 
 def computed(study: Study, folder: Path, *, suffix: str) -> Document:
-    """The study's document: the one that is kept, else a new one, which is kept. Raises TraceError, "
-    "OSError."""
+    """The study's document: the one that is kept, else a new one, which is kept.
+
+    Raises TraceError, OSError.
+    """
     path = folder / f"study-{study.key}{suffix}.json"
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         document = study.compute()
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    part.rename(path)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
     return document
 
 

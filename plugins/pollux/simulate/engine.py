@@ -8,21 +8,21 @@ from pollux.errors import TraceError
 from pollux.plan import plan
 from pollux.policy import ORACLES, decide
 from pollux.simulate.agent import Knowledge, SimulatedAgent
-from pollux.simulate.job import TUNED, SimulatedJob, limits_of
+from pollux.simulate.job import MAX_GPUS, TUNED, SimulatedJob, limits_of
 from pollux.simulate.setup import BLIND, FIXED_SIZE, ClusterSetup, RunSettings
 from pollux.simulate.split import packed, split_batch
 from pollux.snapshot import Job, Oracle, Snapshot
 from pollux.traces import Application, Request, Workload
 from pollux_agent.protocol import JobKind
 
-MAX_GPUS = 64
-"""Most GPUs of one adaptive job in the published experiments."""
-
 WHOLE_REPLICAS = frozenset({"sia", "ours"})
 """Policies that give a hybrid-parallel job whole replicas."""
 
 _PATIENCE_S = 2 * 86400.0
-"""Ends a simulation in which nothing happened for that long: some jobs can never run."""
+"""Ends a simulation in which no job held a GPU for that long: some can never run."""
+
+_HOPELESS_S = 30 * 86400.0
+"""Ends a simulation in which no job arrived, ended, or came to the end of an epoch for that long."""
 
 Progress = Callable[[int], None]
 
@@ -43,12 +43,17 @@ class Round:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a simulation gave; ``decide_s`` are the wall-clock seconds of each decision with jobs."""
+    """What a simulation gave.
+
+    ``decide_s`` are the wall-clock seconds of each decision with jobs; ``timed_out`` counts the decisions
+    that a solver's wall-clock limit ended.
+    """
 
     workload: Workload
     jobs: tuple[SimulatedJob, ...]
     rounds: list[Round] = field(default_factory=list)
     decide_s: list[float] = field(default_factory=list)
+    timed_out: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
@@ -75,10 +80,10 @@ class Simulation:
         for request, app in self._arrivals:
             if app.is_pipeline and settings.policy.name not in WHOLE_REPLICAS:
                 raise TraceError(
-                    f"job {request.name!r}: {app.name} is hybrid-parallel, and policy {settings.policy.name} "
-                    f"does not give whole replicas; use {' or '.join(sorted(WHOLE_REPLICAS))}"
+                    f"{workload.where(request)}: is hybrid-parallel, and policy {settings.policy.name} does "
+                    f"not give whole replicas; use {' or '.join(sorted(WHOLE_REPLICAS))}"
                 )
-            check_request(request, app, cluster, self._kind)
+            check_request(workload, request, app, cluster, self._kind)
         self._waiting = list(reversed(self._arrivals))
         self._jobs: dict[str, SimulatedJob] = {}
         self._active: dict[str, SimulatedJob] = {}
@@ -92,7 +97,7 @@ class Simulation:
         """
         outcome = Outcome(workload=self._workload, jobs=())
         begin_s, cpu_s = time.perf_counter(), time.process_time()
-        last_event_s, number = 0.0, 0
+        last_event_s, last_progress_s, epochs, number = 0.0, 0.0, 0, 0
         now_s = 0.0
         while self._active or self._waiting:
             self._advance(now_s)
@@ -100,14 +105,18 @@ class Simulation:
             now_s = number * self._settings.interval_s
             arrived, ended = self._arrive(now_s), self._leave()
             if not self._active:
-                last_event_s = now_s
+                last_event_s = last_progress_s = now_s
                 continue
-            outcome.rounds.append(self._cycle(number, now_s, outcome.decide_s))
+            outcome.rounds.append(self._cycle(number, now_s, outcome))
+            done = sum(job.epoch for job in self._jobs.values())
+            if arrived or ended or done > epochs:
+                last_progress_s, epochs = now_s, done
             if arrived or ended or any(job.placement for job in self._active.values()):
                 last_event_s = now_s
             if ended:
                 progress(sum(job.completed_s is not None for job in self._jobs.values()))
-            if now_s - last_event_s > _PATIENCE_S and not self._waiting:
+            stuck = now_s - last_event_s > _PATIENCE_S or now_s - last_progress_s > _HOPELESS_S
+            if stuck and not self._waiting:
                 break
         outcome.jobs = tuple(self._jobs.values())
         outcome.wall_s = time.perf_counter() - begin_s
@@ -165,7 +174,7 @@ class Simulation:
             divisor=self._cluster.goodput_divisor.get(app.name, 1.0),
         )
 
-    def _cycle(self, number: int, now_s: float, decide_s: list[float]) -> Round:
+    def _cycle(self, number: int, now_s: float, outcome: Outcome) -> Round:
         """One cycle of production: snapshot, decide, plan, act."""
         snapshot = Snapshot(
             decision=number,
@@ -178,7 +187,8 @@ class Simulation:
         )
         begin_s = time.perf_counter()
         decision = decide(snapshot)
-        decide_s.append(time.perf_counter() - begin_s)
+        outcome.decide_s.append(time.perf_counter() - begin_s)
+        outcome.timed_out += bool(decision.state.get("timed_out"))
         self._state = decision.state
         for action in plan(snapshot, decision):
             gpu_type = self._type_of[next(iter(action.after))] if action.after else ""
@@ -243,7 +253,8 @@ class Simulation:
         measured = max(self._cluster.most_gpus(gpu_type) for gpu_type in job.app.times)
         if job.kind == "hybrid_parallel":
             units = [job.app.gpus_per_replica(gpu_type) for gpu_type in job.app.times]
-            return min(units), min(max(units) * (job.app.max_batch_size // min_local), measured, MAX_GPUS)
+            most = min(max(units) * (job.app.max_batch_size // min_local), measured, MAX_GPUS)
+            return min(units), max(most, min(units))
         batch = job.batch_size if job.kind == "strong_scaling" else job.app.max_batch_size
         return 1, max(1, min(batch // min_local, measured, MAX_GPUS))
 
@@ -268,23 +279,32 @@ def step_seconds(app: Application, gpu_type: str, shape: tuple[int, ...], batch_
     return step_s + steps * (step_s - sync_s)
 
 
-def check_request(request: Request, app: Application, cluster: ClusterSetup, kind: JobKind) -> None:
+def check_request(
+    workload: Workload, request: Request, app: Application, cluster: ClusterSetup, kind: JobKind
+) -> None:
     """Refuse what can never run; raises TraceError naming the field and the fix."""
     low, high = app.initial_batch_size, app.max_batch_size
-    where = f"job {request.name!r} ({app.name})"
+    where = workload.where(request)
     if not low <= request.batch_size <= high:
         raise TraceError(
             f"{where}: batch_size {request.batch_size} is unreachable; validation runs cover {low} to {high}"
         )
     least = min(app.local_bounds(gpu_type)[0] for gpu_type in app.times)
-    if kind != "adaptive" and request.batch_size < request.num_gpus * least:
+    gpus = 1 if app.single_gpu else request.num_gpus
+    if kind != "adaptive" and request.batch_size < gpus * least:
         raise TraceError(
-            f"{where}: batch_size {request.batch_size} is unreachable on num_replicas {request.num_gpus}: "
+            f"{where}: batch_size {request.batch_size} is unreachable on num_replicas {gpus}: "
             f"the least batch measured on one GPU is {least}; lower num_replicas or raise batch_size"
         )
     most = max(cluster.gpus_of[gpu_type] for gpu_type in app.times)
-    if kind == "rigid" and request.num_gpus > most:
+    if kind == "rigid" and gpus > most:
         raise TraceError(
-            f"{where}: num_replicas {request.num_gpus} is more than the {most} GPUs of one type that "
+            f"{where}: num_replicas {gpus} is more than the {most} GPUs of one type that "
             "the cluster has; lower it or enlarge the cluster"
+        )
+    replica = min(app.gpus_per_replica(gpu_type) for gpu_type in app.times)
+    if all(app.gpus_per_replica(gpu_type) > cluster.most_gpus(gpu_type) for gpu_type in app.times):
+        raise TraceError(
+            f"{where}: one replica takes {replica} GPUs, and the cluster has too few of "
+            f"{' or '.join(app.times)}; enlarge the cluster"
         )

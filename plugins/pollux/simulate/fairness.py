@@ -7,10 +7,13 @@ from math import ceil, floor
 
 import numpy as np
 
+from pollux.errors import TraceError
 from pollux.simulate.agent import Knowledge, SimulatedAgent
-from pollux.simulate.job import SimulatedJob, limits_of
+from pollux.simulate.job import MAX_GPUS, SimulatedJob, limits_of
 from pollux.simulate.setup import ClusterSetup
 from pollux.simulate.split import packed
+
+_LONGEST_S = 10 * 365 * 86400.0
 
 _Key = tuple[str, str, int, float, float]
 
@@ -50,9 +53,12 @@ class Isolation:
 
     def _whole(self, job: SimulatedJob, gpu_type: str, gpus: int) -> float:
         """From first start to end on so many GPUs, or replicas of a pipeline."""
-        most = 1 if job.app.single_gpu else self.cluster.most_gpus(gpu_type)
-        most //= job.app.gpus_per_replica(gpu_type)
-        key = (job.app.name, gpu_type, min(gpus, max(most, 1)), job.restart_s, job.divisor)
+        app = job.app
+        most = 1 if app.single_gpu else min(self.cluster.most_gpus(gpu_type), MAX_GPUS)
+        most = min(
+            most // app.gpus_per_replica(gpu_type), app.max_batch_size // app.local_bounds(gpu_type)[0]
+        )
+        key = (app.name, gpu_type, min(gpus, max(most, 1)), job.restart_s, job.divisor)
         if key not in self._known:
             self._known[key] = self._simulate(job, gpu_type, key[2])
         return self._known[key]
@@ -71,6 +77,11 @@ class Isolation:
         )
         now_s, size = 0.0, 0
         while alone.completed_s is None:
+            if now_s > _LONGEST_S:
+                raise TraceError(
+                    f"application {job.app.name!r} does not end in {_LONGEST_S / 86400:.0f} days on {gpus} "
+                    f"GPUs of type {gpu_type!r}; check its validation files and goodput_divisor"
+                )
             if size < gpus:
                 size = min(max(2 * size, 1), gpus)
                 shape = packed(size * job.app.gpus_per_replica(gpu_type), width)

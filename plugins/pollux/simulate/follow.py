@@ -36,8 +36,8 @@ class FollowedSimulation(Simulation):
         super().__init__(workload, apps, cluster, settings)
         self._seen: dict[str, list[tuple[float, int, int, float, int]]] = {}
 
-    def _cycle(self, number: int, now_s: float, decide_s: list[float]) -> Round:
-        done = super()._cycle(number, now_s, decide_s)
+    def _cycle(self, number: int, now_s: float, outcome: Outcome) -> Round:
+        done = super()._cycle(number, now_s, outcome)
         for name, job in self._active.items():
             batch = job.replicas * job.local_bsz * (job.accumulation + 1) if job.placement else 0
             useful = job.efficiency if job.placement else 0.0

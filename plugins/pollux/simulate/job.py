@@ -9,6 +9,9 @@ from pollux.traces import Application, Request
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import JobKind, Placement
 
+MAX_GPUS = 64
+"""Most GPUs of one adaptive job in the published experiments."""
+
 TUNED: frozenset[JobKind] = frozenset({"adaptive", "hybrid_parallel"})
 """Kinds of job whose batch size their agent tunes."""
 

@@ -1,24 +1,86 @@
 """Simulations kept in a folder, one file each, so that a run of many goes on where it stopped."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AllowInfNan, BaseModel, Field, ValidationError
+
+from pollux.errors import ConfigError
+from pollux.simulate.files import write_document, write_whole
 from pollux.simulate.reproduce import Case
 from pollux.simulate.runner import News, simulate
 
+Figure = Annotated[float, Field(ge=0), AllowInfNan(allow_inf_nan=False)]
 
-def read_kept(folder: Path) -> dict[str, dict[str, Any]]:
-    """Each simulation's entry of results.json by the case's name; unreadable files are left out. OSError."""
+
+class _Fairness(BaseModel):
+    max: Figure | None
+    unfair_fraction: Figure | None
+
+
+class _Job(BaseModel):
+    name: str
+    application: str
+    submitted_s: Figure
+    started_s: Figure | None
+    completed_s: Figure | None
+    finished: bool
+    restarts: Annotated[int, Field(ge=0)]
+    gpu_s: Figure
+    rho: Figure | None
+
+
+class _Result(BaseModel):
+    """What every kept entry of results.json has, so that one which somebody damaged is told from it."""
+
+    avg_jct_s: Figure | None
+    p99_jct_s: Figure | None
+    makespan_s: Figure | None
+    restarts_per_job: Figure
+    gpu_hours_per_job: Figure
+    restart_share: Figure
+    unfinished: Annotated[int, Field(ge=0)]
+    ftf: _Fairness
+    jobs: tuple[_Job, ...] = ()
+    timeline: Mapping[str, tuple[Figure, ...]] = Field(default_factory=dict)
+
+
+class _Kept(BaseModel):
+    result: _Result
+
+
+def read_kept(folder: Path, *, without: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Each simulation's entry of results.json by the case's name; OSError.
+
+    What is no such entry, less the fields ``without``, is left out, and so simulated again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {}
     for path in sorted(folder.glob("*--seed*.json")):
         try:
-            kept[path.stem] = dict(json.loads(path.read_text(encoding="utf-8"))["result"])
-        except (ValueError, KeyError, TypeError):
+            text = path.read_bytes()
+            read = _Kept.model_validate_json(text).result.model_fields_set
+        except (ValidationError, IsADirectoryError):
             continue
+        if _Result.model_fields.keys() - read <= set(without):
+            kept[path.stem] = dict(json.loads(text)["result"])
     return kept
+
+
+def claim(folder: Path, traces: Path, option: str) -> None:
+    """Note whose simulations the folder keeps; raises ConfigError if those are of other traces, OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    note, mine = folder / "traces.txt", str(traces.resolve())
+    if not note.is_file():
+        write_whole(note, mine + "\n")
+    theirs = note.read_text(encoding="utf-8", errors="replace").strip()
+    if theirs != mine:
+        raise ConfigError(
+            f"{option}: has simulations of {theirs[:200]}, and --traces is {mine}; "
+            "name another folder, or delete that one"
+        )
 
 
 def simulate_and_keep(
@@ -39,9 +101,6 @@ def simulate_and_keep(
     for answer in simulate(runs, processes=processes, news=news) if runs else ():
         case = cases[answer.number]
         figures = {key: value for key, value in answer.result.items() if key not in without}
-        text = json.dumps({"result": figures, "timing": answer.timing}, sort_keys=True, indent=1)
-        part = folder / f"{case.name}.json.part"
-        part.write_text(text + "\n", encoding="utf-8")
-        part.rename(folder / f"{case.name}.json")
+        write_document(folder / f"{case.name}.json", {"result": figures, "timing": answer.timing})
         done[case.name] = figures
     return done

@@ -50,8 +50,8 @@ def summary(outcome: Outcome, cluster: ClusterSetup, *, interval_s: float = 60.0
 
 
 def mean(workloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of each figure over the workloads that have it."""
-    means: dict[str, Any] = {}
+    """The mean of each figure over the workloads that have it, and how many jobs of all never finished."""
+    means: dict[str, Any] = {"unfinished": sum(workload["unfinished"] for workload in workloads)}
     for key in MEANS:
         values = [workload[key] for workload in workloads if workload[key] is not None]
         means[key] = _figure(fmean(values)) if values else None
@@ -62,7 +62,10 @@ def mean(workloads: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def timing(outcome: Outcome) -> dict[str, Any]:
-    """One workload's entry in timings.json: wall-clock seconds, which no two runs share."""
+    """One workload's entry in timings.json: wall-clock seconds, which no two runs share.
+
+    ``timed_out`` counts the decisions that a solver's wall-clock limit ended.
+    """
     decide_s = outcome.decide_s or [0.0]
     return {
         "name": outcome.workload.name,
@@ -70,6 +73,7 @@ def timing(outcome: Outcome) -> dict[str, Any]:
         "wall_s": round(outcome.wall_s, 3),
         "cpu_s": round(outcome.cpu_s, 3),
         "decisions": len(outcome.decide_s),
+        "timed_out": outcome.timed_out,
         "decide_s": {
             "total": round(sum(decide_s), 3),
             "median": round(median(decide_s), 6),

@@ -1,19 +1,24 @@
 """Several workloads side by side, each in a process of its own, with news of how far they are."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
 from pathlib import Path
-from queue import Empty, Queue
+from queue import Empty
 from threading import Event, Thread
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from pollux.errors import TraceError
+from pollux.errors import PolluxError, TraceError
 from pollux.simulate.engine import Simulation
 from pollux.simulate.results import summary, timing
 from pollux.simulate.setup import ClusterSetup, RunSettings
@@ -70,7 +75,8 @@ def prepare(run: Run) -> Simulation:
 def simulate(runs: Sequence[Run], *, processes: int | None = None, news: News) -> Iterator[Answer]:
     """Do the runs, as many at a time as there are processors; answers come as they end.
 
-    All inputs are checked before the first one starts. Raises TraceError, and what a policy raises.
+    All inputs are checked before the first one starts. No process outlives this one, nor a run that was
+    broken off. Raises TraceError, PolluxError where memory does not suffice, and what a policy raises.
     """
     for run in runs:
         prepare(run)
@@ -80,31 +86,64 @@ def simulate(runs: Sequence[Run], *, processes: int | None = None, news: News) -
             yield _do(number, run, lambda done, number=number: news(number, done))  # type: ignore[misc]
         return
     context = get_context("spawn")
-    with context.Manager() as manager:
-        queue: Queue[tuple[int, int]] = manager.Queue()
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            futures = [pool.submit(_in_worker, number, run, queue) for number, run in enumerate(runs)]
+    lifeline, held = context.Pipe(duplex=False)
+    queue: Queue[tuple[int, int]] = context.Queue()
+    with held, ProcessPoolExecutor(workers, context, _live_with, (lifeline, queue)) as pool:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:  # a new process inherits it: of an interruption at the terminal it learns by its lifeline
+            futures = [pool.submit(_in_worker, number, run) for number, run in enumerate(runs)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        try:
             with _Relay(queue, news):
-                try:
-                    for future in as_completed(futures):
-                        yield future.result()
-                finally:
-                    for future in futures:
-                        future.cancel()
+                for future in as_completed(futures):
+                    yield future.result()
+        except BrokenProcessPool:
+            raise PolluxError(
+                f"one of {workers} processes was killed, as by a system that runs out of memory; "
+                "give --jobs a smaller number"
+            ) from None
+        except BaseException:  # an interruption too: the pool would wait for what its processes are at
+            held.close()
+            raise
 
 
-def _in_worker(number: int, run: Run, queue: "Queue[tuple[int, int]]") -> Answer:
-    return _do(number, run, lambda done: queue.put((number, done)))
+_told: "Queue[tuple[int, int]]"
+"""In a worker: where it tells how far its run is."""
+
+
+def _live_with(lifeline: Connection, queue: "Queue[tuple[int, int]]") -> None:
+    """Make this worker end with its parent, or as soon as that lets go of the lifeline."""
+    global _told  # what is inherited at the start of a process reaches a task in no other way
+    _told = queue
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            lifeline.recv_bytes()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
+def _in_worker(number: int, run: Run) -> Answer:
+    return _do(number, run, lambda done: _told.put((number, done)))
 
 
 def _do(number: int, run: Run, progress: Callable[[int], None]) -> Answer:
-    with threadpool_limits(limits=1):  # the arrays are small: threads only wait for each other
-        outcome = prepare(run).run(progress)
-    return Answer(
-        number=number,
-        result=summary(outcome, run.cluster, interval_s=run.settings.interval_s),
-        timing=timing(outcome),
-    )
+    try:
+        with threadpool_limits(limits=1):  # the arrays are small: threads only wait for each other
+            outcome = prepare(run).run(progress)
+        return Answer(
+            number=number,
+            result=summary(outcome, run.cluster, interval_s=run.settings.interval_s),
+            timing=timing(outcome),
+        )
+    except MemoryError:
+        raise PolluxError(
+            f"workload {run.workload.set}/{run.workload.name}: {len(run.workload.requests)} jobs on "
+            f"{len(run.cluster.nodes)} nodes under {run.settings.policy.name} need more memory than there "
+            "is; simulate a smaller cluster, or give --jobs a smaller number"
+        ) from None
 
 
 class _Relay:

@@ -1,6 +1,6 @@
 """What a simulation runs on and how: the cluster, what a restart costs there, and the settings of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.errors import TraceError
-from pollux.policy import POLICIES, STUDIED
+from pollux.policy import ALWAYS_APART, HEED_FAIRNESS_P, POLICIES, STUDIED
 from pollux.snapshot import DEFAULT_RESTART_S, Node, PolicySettings
 from pollux.traces.application import DEFAULT_TYPE
 from pollux_agent.errors import DocumentError
@@ -32,6 +32,14 @@ FIXED_SIZE: Mapping[str, JobKind] = {
 
 BLIND = frozenset({"tiresias", "fifo", "fifo-fixed", "optimus"})
 """Policies that read no fits; their simulations leave the fitting out."""
+
+_FLAGS = {
+    "interval_s": "--interval",
+    "restart_s": "--restart-s",
+    "interference": "--interference",
+    "policy.fairness_p": "--p",
+    "policy.seed": "--seed",
+}
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 AboveZero = Annotated[float, Field(gt=0, le=1e6)]
@@ -115,7 +123,7 @@ class RunSettings:
     """
 
     policy: PolicySettings = Field(default_factory=PolicySettings)
-    interval_s: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    interval_s: Annotated[float, Field(ge=1, le=86400)] = 60.0
     restart_s: RestartS = DEFAULT_RESTART_S
     interference: Share = 0.0
     earlier_fits: bool = False
@@ -135,7 +143,23 @@ def run_settings(
     try:
         return from_plain(RunSettings, {"policy": plain, **other})
     except DocumentError as error:
-        raise TraceError(f"options: {error}") from None
+        words = str(error).removeprefix(f"{RunSettings.__name__}: ")
+        for field, flag in _FLAGS.items():
+            words = words.replace(f"{field}: ", f"{flag} ({field}): ")
+        raise TraceError(words) from None
+
+
+def without_effect(
+    policy: PolicySettings, *, p: float | None, avoid_interference: bool | None
+) -> Iterator[str]:
+    """What was asked for by options that the policy does not know, in words."""
+    if p is not None and policy.name not in HEED_FAIRNESS_P:
+        yield f"--p {p:g} changes nothing: policy {policy.name} has no fairness knob"
+    if avoid_interference is False and policy.name in ALWAYS_APART:
+        yield (
+            f"--no-avoid-interference changes nothing: under {policy.name} no node ever serves two jobs that "
+            "span nodes"
+        )
 
 
 def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:

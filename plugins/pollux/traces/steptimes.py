@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
 """GPUs per node, in the order in which the nodes were picked."""
 
+_MOST_LOCAL = 1e9
 _TIMES = ["step_time", "sync_time"]
 _AT = ["num_nodes", "num_replicas", "local_bsz"]
 
@@ -102,7 +103,7 @@ def read_step_times(folder: Path, suffix: str, *, whole: bool = True) -> StepTim
     if wrong.any():
         value = str(placements["placement"][wrong].iloc[0])[:80]
         raise TraceError(
-            f"{path}, line {int(np.argmax(wrong)) + 2}: placement is {value!r}; "
+            f"{path}, line {placements.index[int(np.argmax(wrong))] + 2}: placement is {value!r}; "
             "it must be the GPUs on each node, one digit from 1 to 9 a node"
         )
     placements["shape"] = [rotated(tuple(int(digit) for digit in text)) for text in placements["placement"]]
@@ -111,8 +112,14 @@ def read_step_times(folder: Path, suffix: str, *, whole: bool = True) -> StepTim
     other = folder / f"scalability{suffix}.csv"
     scalability = read_table(other, numbers=[*_AT, *_TIMES])
     for file, table in ((path, placements), (other, scalability)):
-        if (table["local_bsz"] < 1).any() or (table["step_time"] <= 0).any():
-            raise TraceError(f"{file}: local_bsz must be at least 1 and step_time above 0 in every row")
+        for row, local in table["local_bsz"].items():
+            if not 1 <= local <= _MOST_LOCAL or local != int(local):
+                raise TraceError(
+                    f"{file}, line {row + 2}: local_bsz is {local:g}; it must be a whole number from 1 to "
+                    f"{_MOST_LOCAL:g}"
+                )
+        if (table["step_time"] <= 0).any():
+            raise TraceError(f"{file}: step_time must be above 0 in every row")
         if whole and (table["sync_time"] > table["step_time"]).any():
             raise TraceError(f"{file}: sync_time is above step_time, of which it is a part; correct it")
     return StepTimes(placements, scalability)

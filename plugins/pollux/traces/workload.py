@@ -28,6 +28,10 @@ class Workload:
     set: str
     requests: tuple[Request, ...]
 
+    def where(self, request: Request) -> str:
+        """The words that an error about one of the submissions begins with."""
+        return f"workload {self.set}/{self.name}, job {request.name!r} ({request.application})"
+
     def first(self, jobs: int) -> "Workload":
         """The workload of the ``jobs`` that are submitted first, in the order of their submission."""
         early = sorted(self.requests, key=lambda request: request.submitted_s)[:jobs]
@@ -38,7 +42,8 @@ def read_workload(path: Path) -> Workload:
     """Read a workload file; raises TraceError naming the line, the field and the fix."""
     table = read_table(path, texts=["name", "application"], numbers=["time", "num_replicas", "batch_size"])
     requests: dict[str, Request] = {}
-    for line, (name, application, time, gpus, batch) in enumerate(table.itertuples(index=False), start=2):
+    for row, name, application, time, gpus, batch in table.itertuples():
+        line = row + 2
         if name in requests:
             raise TraceError(f"{path}, line {line}: name {name!r} is there twice; give each job its own name")
         if time > _MAX_S:

@@ -11,6 +11,9 @@ from pollux.cli.bench import bench
 if TYPE_CHECKING:
     from pollux.simulate.reproduce import Verdict
 
+LEFT_OUT = ("jobs", "timeline")
+"""What the comparison has no use for."""
+
 
 @bench.command()
 def reproduce(
@@ -38,9 +41,9 @@ def reproduce(
         every = [case for case in cases(traces) if not only or case.group.startswith(tuple(only))]
         if not every:
             raise ConfigError(f"--only {only}: no group begins so; leave it out to see all of them")
-        done = _open(state, resume)
+        done = _open(state, traces, resume)
         left = [case for case in every if case.name not in done]
-        done |= run_cases(traces, left, state, jobs, without=("jobs", "timeline"))
+        done |= run_cases(traces, left, state, jobs, without=LEFT_OUT)
     except (PolluxError, OSError) as error:
         typer.echo(f"pollux bench reproduce: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError | OSError) else 1) from None
@@ -55,16 +58,17 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _open(state: Path, resume: bool) -> dict[str, dict[str, Any]]:
+def _open(state: Path, traces: Path, resume: bool) -> dict[str, dict[str, Any]]:
     """What was simulated before, by case; nothing without ``resume``. Raises ConfigError, OSError."""
     from pollux.errors import ConfigError
-    from pollux.simulate.kept import read_kept
+    from pollux.simulate.kept import claim, read_kept
 
-    kept = read_kept(state)
+    kept = read_kept(state, without=LEFT_OUT)
     if kept and not resume:
         raise ConfigError(
             f"--state {state}: has {len(kept)} simulations; keep them with --resume, or name another folder"
         )
+    claim(state, traces, f"--state {state}")
     return kept
 
 
