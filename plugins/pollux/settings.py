@@ -39,12 +39,12 @@ class Settings:
     cluster: Literal["local", "kubernetes"] = "local"
     interval_s: Annotated[float, Field(gt=0, le=MAX_INTERVAL_S)] = 60.0
     policy: str = "ours"
-    fairness_p: float | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    fairness_p: Annotated[float, Field(ge=-1000, le=1000)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     free_wait_s: Annotated[float, Field(ge=0, le=MAX_INTERVAL_S)] = 20.0
     shadow: bool = False
     keep_decisions: Annotated[int, Field(ge=1)] | None = None
-    quotas: Mapping[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    quotas: Mapping[str, Annotated[int, Field(ge=0, le=2**53)]] = Field(default_factory=dict)
     scripts: Path | None = None
     experiment: str = "pollux"
     decisions_experiment: str = "pollux-decisions"

@@ -15,6 +15,7 @@ Positive = Annotated[int, Field(ge=1, le=2**40, strict=True)]
 NodeGpus = Annotated[int, Field(ge=0, le=1024, strict=True)]
 SearchSize = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0)]
+FairnessP = Annotated[float, Field(ge=-1000, le=1000)]
 Weight = Annotated[float, Field(ge=1e-3, le=1e3)]
 Estimator = Annotated[str, Field(pattern=ESTIMATOR_PATTERN)]
 MIN_GOODPUT, MAX_GOODPUT = 1e-9, 1e15
@@ -151,7 +152,7 @@ class PolicySettings:
     """
 
     name: str = "ours"
-    fairness_p: float | None = None
+    fairness_p: FairnessP | None = None
     no_allocation_penalty: Annotated[float, Field(ge=0, le=1e6)] = 1.1
     restart_discount: bool = True
     avoid_interference: bool = True
@@ -166,7 +167,8 @@ class Snapshot:
 
     ``quotas`` bounds the GPUs that the jobs of a team hold together; a team that is not there has no bound.
 
-    Raises DocumentError (through the codec) where two nodes or two jobs have one name.
+    Raises DocumentError (through the codec) where two nodes or two jobs have one name, or a job's bounds
+    leave no number of GPUs.
     """
 
     schema: Literal[1] = 1
@@ -186,6 +188,12 @@ class Snapshot:
             if len(set(names)) < len(names):
                 twice = next(name for name, count in Counter(names).items() if count > 1)
                 raise ValueError(f"{field}: {twice!r} is there twice; give each one its own name")
+        for job in self.jobs:
+            if job.max_gpus < job.min_gpus:
+                raise ValueError(
+                    f"jobs: {job.job_id!r} has max_gpus {job.max_gpus}, below min_gpus {job.min_gpus}; raise "
+                    "max_gpus or lower min_gpus"
+                )
         return self
 
 

@@ -66,7 +66,13 @@ def from_plain(kind: type[T], plain: Mapping[str, Any]) -> T:
 
 def _explain(kind: type, error: ValidationError) -> str:
     problems = []
-    for item in error.errors(include_url=False, include_context=False):
+    items = error.errors(include_url=False, include_context=False)
+    for item in items:
+        loc = item["loc"]
+        if item["type"] == "too_short" and any(
+            loc == other["loc"][: len(loc)] != other["loc"] for other in items
+        ):
+            continue  # a list that lacks only its wrong entries, which are named themselves
         field = ".".join(str(part) for part in item["loc"]) or "document"
         found = repr(item["input"])
         if len(found) > 120:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import app
+from pollux.cli.saved import from_saved
 
 if TYPE_CHECKING:
     from pollux.policy.whatif import Explanation
-    from pollux.snapshot import Decision
+    from pollux.snapshot import Decision, Snapshot
 
 
 @app.command()
@@ -25,20 +26,14 @@ def explain(
     """
     from dataclasses import asdict
 
-    from pollux.errors import ConfigError, SnapshotError
     from pollux.policy import decide
     from pollux.policy.whatif import explain_job
-    from pollux.snapshot import Snapshot
-    from pollux_agent.errors import DocumentError
-    from pollux_agent.protocol import decode
 
-    try:
-        snapshot = decode(Snapshot, snapshot_file.read_text(encoding="utf-8"))
+    def answer(snapshot: "Snapshot") -> "tuple[Decision, Explanation]":
         decision = decide(snapshot)
-        explanation = explain_job(snapshot, decision, job)
-    except (OSError, UnicodeDecodeError, DocumentError, ConfigError, SnapshotError) as error:
-        typer.echo(f"{snapshot_file}: {error}", err=True)
-        raise typer.Exit(2) from None
+        return decision, explain_job(snapshot, decision, job)
+
+    decision, explanation = from_saved(snapshot_file, answer)
     if as_json:
         typer.echo(json.dumps(asdict(explanation), indent=2))
     else:

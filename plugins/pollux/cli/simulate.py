@@ -29,7 +29,7 @@ def simulate(
     policy: Annotated[str, typer.Option(help="Policy; 'default' is the product's default.")] = DEFAULT_POLICY,
     nodes: Annotated[int | None, typer.Option(min=1, help="Equal nodes. [default: 16]")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, max=9, help="GPUs on each of them. [default: 4]")
+        int | None, typer.Option(min=1, help="GPUs on each of them. [default: 4]")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="FILE", help="Cluster file instead, 'sia' or 'small'.")
@@ -77,10 +77,6 @@ def simulate(
 
     timings = out.with_name("timings.json")
     try:
-        if cluster is not None and (nodes or gpus_per_node):
-            raise ConfigError(
-                f"--cluster {cluster}: says which nodes there are; leave out --nodes and --gpus-per-node"
-            )
         if out == timings:
             raise ConfigError(f"--out {out}: that is where seconds go; name another file")
         check_file("--out", out)
@@ -98,7 +94,12 @@ def simulate(
             restart_s=restart_s,
             earlier_fits=earlier_fits,
         )
-        for note in without_effect(settings.policy, p=p, avoid_interference=avoid_interference):
+        notes = [*without_effect(settings.policy, p=p, avoid_interference=avoid_interference)]
+        if cluster is not None and (nodes or gpus_per_node):
+            notes.append(
+                f"--nodes and --gpus-per-node change nothing: --cluster {cluster} says what there is"
+            )
+        for note in notes:
             typer.echo(f"pollux simulate: {note}", err=True)
         runs = [
             Run(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pollux.cli import app
+from pollux.cli.saved import from_saved
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,34 +27,18 @@ def solve(
     The same snapshot always gives the same decision. Every cycle saves its snapshot as
     decisions/NUMBER/snapshot.json in the stack's state folder.
     """
-    from pollux.errors import ConfigError, DecisionError
     from pollux.plan import plan
     from pollux.policy import decide
-    from pollux.snapshot import Snapshot
-    from pollux_agent.errors import DocumentError
-    from pollux_agent.protocol import decode, to_plain
+    from pollux_agent.protocol import to_plain
 
-    try:
-        snapshot = decode(Snapshot, snapshot_file.read_text(encoding="utf-8"))
+    def answer(snapshot: "Snapshot") -> "tuple[Snapshot, Decision, tuple[Action, ...]]":
         decision = decide(snapshot)
-    except (OSError, UnicodeDecodeError, DocumentError, ConfigError) as error:
-        typer.echo(f"{snapshot_file}: {error}", err=True)
-        raise typer.Exit(2) from None
-    except MemoryError:
-        gpus = sum(node.gpus for node in snapshot.nodes)
-        what = f"{len(snapshot.jobs)} jobs on {gpus} GPUs of {len(snapshot.nodes)} nodes"
-        typer.echo(
-            f"{snapshot_file}: {what} need more memory than there is; try it on a larger machine", err=True
-        )
-        raise typer.Exit(1) from None
-    try:
-        actions = plan(snapshot, decision)
-    except DecisionError as error:
-        typer.echo(f"the policy's decision breaks a rule: {error}", err=True)
-        raise typer.Exit(1) from None
+        return snapshot, decision, plan(snapshot, decision)
+
+    snapshot, decision, actions = from_saved(snapshot_file, answer)
     if as_json:
-        answer = {"decision": to_plain(decision), "plan": [to_plain(action) for action in actions]}
-        typer.echo(json.dumps(answer, sort_keys=True, indent=2))
+        plain = {"decision": to_plain(decision), "plan": [to_plain(action) for action in actions]}
+        typer.echo(json.dumps(plain, sort_keys=True, indent=2))
     else:
         _print(snapshot, decision, actions)
 

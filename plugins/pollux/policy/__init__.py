@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pollux.errors import ConfigError
 from pollux.policy import (
@@ -17,7 +18,7 @@ from pollux.policy import (
     themis,
     tiresias,
 )
-from pollux.snapshot import Decision, Snapshot
+from pollux.snapshot import Decision, Job, Snapshot
 
 POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
     "pollux": pollux.decide,
@@ -50,6 +51,19 @@ HEED_FAIRNESS_P = frozenset({"pollux", "sia"})
 ALWAYS_APART = frozenset({"sia", "ours", "fifo-fixed", *STUDIED})
 """Policies under which no node serves two jobs that span nodes, whether or not interference is avoided."""
 
+_CALCULABLE = 1e15
+"""Seconds and steps above this, which nothing can have taken, count as this: products stay numbers."""
+
+_FIGURES = (
+    "age_s",
+    "attained_gpu_s",
+    "restart_s",
+    "trained_s",
+    "progress",
+    "target_progress",
+    "latency_limit_s",
+)
+
 
 def decide(snapshot: Snapshot) -> Decision:
     """What the snapshot's policy answers; the same snapshot gives the same decision.
@@ -61,6 +75,17 @@ def decide(snapshot: Snapshot) -> Decision:
         raise ConfigError(
             f"policy.name is {snapshot.policy.name!r}, which is no policy; use one of {', '.join(POLICIES)}"
         )
-    if snapshot.policy.name not in ORACLES and any(job.oracle is not None for job in snapshot.jobs):
-        snapshot = replace(snapshot, jobs=tuple(replace(job, oracle=None) for job in snapshot.jobs))
+    shown = tuple(_shown(job, oracle=snapshot.policy.name in ORACLES) for job in snapshot.jobs)
+    if any(job is not seen for job, seen in zip(snapshot.jobs, shown, strict=True)):
+        snapshot = replace(snapshot, jobs=shown)
     return policy(snapshot)
+
+
+def _shown(job: Job, *, oracle: bool) -> Job:
+    """What a policy sees of a job: its oracle only where it is for oracles, and figures to calculate with."""
+    change: dict[str, Any] = {
+        name: _CALCULABLE for name in _FIGURES if (getattr(job, name) or 0.0) > _CALCULABLE
+    }
+    if job.oracle is not None and not oracle:
+        change["oracle"] = None
+    return replace(job, **change) if change else job

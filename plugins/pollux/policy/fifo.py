@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pollux.policy.models import standing_jobs
 from pollux.policy.packing import Room
+from pollux.policy.reasons import in_gpus
 from pollux.snapshot import Decision, JobDecision, Snapshot
 
 
@@ -20,14 +21,14 @@ def decide(snapshot: Snapshot) -> Decision:
     for job in snapshot.jobs:
         placement = placements.get(job.job_id, {})
         if placement:
-            reason = f"keeps {job.num_gpus} GPUs until it ends"
+            reason = f"keeps {in_gpus(job.num_gpus)} until it ends"
         elif blocked_by:
             reason = f"waits behind {blocked_by}"
         elif placement := room.place(job, job.min_gpus):
-            reason = f"started on {job.min_gpus} GPUs, the next in order of submission"
+            reason = f"started on {in_gpus(job.min_gpus)}, the next in order of submission"
         else:
             blocked_by = job.name or job.job_id
-            reason = f"waits, and those behind it: its {job.min_gpus} GPUs are not free"
+            reason = f"waits, and those behind it: {in_gpus(job.min_gpus)} at once cannot be had"
         answers[job.job_id] = JobDecision(placement=placement, reason=reason)
     running = sum(1 for answer in answers.values() if answer.placement)
     return Decision(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from pollux.policy.models import accepts, standing_jobs
+from pollux.policy.reasons import in_gpus
 from pollux.snapshot import Decision, Job, JobDecision, Node, Snapshot
 
 
@@ -58,7 +59,7 @@ def _place(job: Job, nodes: tuple[Node, ...], free: dict[str, int], shared: set[
 def _reason(job: Job, placement: Mapping[str, int]) -> str:
     gpus = sum(placement.values())
     if not gpus:
-        return f"waits: {job.min_gpus} GPUs at once are not free"
+        return f"waits: {in_gpus(job.min_gpus)} at once cannot be had"
     if placement == job.placement:
-        return f"keeps {gpus} GPUs: this policy never changes a running job"
-    return f"started on {gpus} GPUs, its least number"
+        return f"keeps {in_gpus(gpus)}: this policy never changes a running job"
+    return f"started on {in_gpus(gpus)}, its least number"

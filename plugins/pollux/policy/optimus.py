@@ -8,6 +8,7 @@ import numpy as np
 
 from pollux.policy.models import best_goodputs, job_limit, standing_jobs
 from pollux.policy.packing import Room, keeps
+from pollux.policy.reasons import in_gpus
 from pollux.snapshot import Decision, Job, JobDecision, Snapshot
 
 
@@ -57,7 +58,7 @@ def _decide(snapshot: Snapshot, policy: str) -> Decision:
 
 def _counts(snapshot: Snapshot) -> dict[str, int]:
     """GPUs of each job: its least number in order of submission, then by marginal gain."""
-    left = sum(node.gpus for node in snapshot.nodes)
+    total = left = sum(node.gpus for node in snapshot.nodes)
     pinned = keeps(snapshot)
     counts = {}
     for job in sorted(snapshot.jobs, key=lambda job: job.job_id not in pinned):
@@ -69,7 +70,7 @@ def _counts(snapshot: Snapshot) -> dict[str, int]:
     curves = {}
     for row, job in enumerate(snapshot.jobs):
         if counts[job.job_id] and job.job_id not in pinned and counts[job.job_id] < job_limit(job):
-            curves[row] = _gains(job, max(width, 1))
+            curves[row] = _gains(job, max(width, 1), total)
             _push(gains, curves[row], row, counts[job.job_id])
     while gains and left > 0:
         _, row = heapq.heappop(gains)
@@ -85,9 +86,9 @@ def _push(gains: list[tuple[float, int]], curve: list[float], row: int, gpus: in
         heapq.heappush(gains, (-curve[gpus - 1], row))
 
 
-def _gains(job: Job, width: int) -> list[float]:
+def _gains(job: Job, width: int, most: int) -> list[float]:
     """Seconds of remaining time that GPU number 2, 3, ... saves, on as few nodes of ``width`` as can be."""
-    limit = job_limit(job)
+    limit = min(job_limit(job), most)
     if job.oracle is not None:
         times, remaining = job.oracle.step_time_s[:limit], job.oracle.remaining_steps
     else:
@@ -103,7 +104,7 @@ def _reason(job: Job, placement: Mapping[str, int], wanted: int) -> str:
     if not wanted:
         return "waits: earlier jobs have one GPU each first, and none is left"
     if not placement:
-        return f"waits: {wanted} GPUs that may serve it are not free together"
+        return f"waits: {in_gpus(wanted)} together that may serve it cannot be had"
     if dict(placement) == dict(job.placement):
-        return f"keeps {wanted} GPUs: no other number shortens the remaining times more"
-    return f"gets {wanted} GPUs (had {job.num_gpus}): each saves it more time than another job"
+        return f"keeps {in_gpus(wanted)}: no other number shortens the remaining times more"
+    return f"gets {in_gpus(wanted)} (had {job.num_gpus}): each saves it more time than another job"

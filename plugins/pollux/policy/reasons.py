@@ -74,7 +74,7 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
     parts = [_headline(job, snapshot, before, after, moved=moved)]
     if before or after:
         parts.append(
-            f"speed-up against the fair share ({_gpus(facts.fair_gpus)}) "
+            f"speed-up against the fair share ({in_gpus(facts.fair_gpus)}) "
             + (f"{now:.2f} -> {then:.2f}" if moved else f"{then:.2f}")
         )
     if moved and before:
@@ -101,14 +101,14 @@ def _headline(job: Job, snapshot: Snapshot, before: int, after: int, *, moved: b
     if not before and not after:
         return _waits(job, snapshot)
     if not before:
-        return f"started on {_gpus(after)}"
+        return f"started on {in_gpus(after)}"
     if not after:
         return f"stopped, {before} -> 0: its GPUs do more for the other jobs"
     if after > before:
         return f"grown {before} -> {after}"
     if after < before:
         return f"shrunk {before} -> {after}"
-    return f"moved: {_gpus(after)} elsewhere" if moved else f"keeps {_gpus(after)}"
+    return f"moved: {in_gpus(after)} elsewhere" if moved else f"keeps {in_gpus(after)}"
 
 
 def _waits(job: Job, snapshot: Snapshot) -> str:
@@ -120,14 +120,16 @@ def _waits(job: Job, snapshot: Snapshot) -> str:
     if not usable:
         return f"waits: no node has a GPU of a type that it accepts ({', '.join(job.gpu_types)})"
     if usable < job.min_gpus:
-        return f"waits: it needs {_gpus(job.min_gpus)} of one type at once, and there are {usable} at most"
-    return f"waits: the cluster's {_gpus(total)} do more for the other jobs now; it is {job.age_s:.0f} s old"
+        return f"waits: it needs {in_gpus(job.min_gpus)} of one type at once, and there are {usable} at most"
+    return (
+        f"waits: the cluster's {in_gpus(total)} do more for the other jobs now; it is {job.age_s:.0f} s old"
+    )
 
 
 def _limit(job: Job, gpus: int) -> str:
     if not job.max_gpus_seen:
-        return f"{_gpus(gpus)} is its limit until it has run"
-    return f"{_gpus(gpus)} is its limit now, twice the most that was seen" if gpus > job.min_gpus else ""
+        return f"{in_gpus(gpus)} is its limit until it has run"
+    return f"{in_gpus(gpus)} is its limit now, twice the most that was seen" if gpus > job.min_gpus else ""
 
 
 def _beneficiaries(gainers: list[Job]) -> str:
@@ -138,5 +140,6 @@ def _beneficiaries(gainers: list[Job]) -> str:
     return f"makes room for {', '.join(names)}{rest}"
 
 
-def _gpus(count: int) -> str:
+def in_gpus(count: int) -> str:
+    """A number of GPUs in words."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"

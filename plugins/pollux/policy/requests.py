@@ -7,6 +7,7 @@ import numpy as np
 
 from pollux.policy.models import standing_jobs
 from pollux.policy.packing import Room, keeps
+from pollux.policy.reasons import in_gpus
 from pollux.policy.tables import Floats, Ints, goodputs, models_of
 from pollux.snapshot import Decision, JobDecision, Snapshot
 
@@ -127,7 +128,7 @@ def run_in_order(
     for row, job in enumerate(jobs):
         placement = placements.get(row, {})
         verb = "waits" if not placement else "keeps" if dict(placement) == dict(job.placement) else "runs on"
-        gpus = f" {sum(placement.values())} GPUs" if placement else f" for {job.min_gpus} GPUs"
+        gpus = f" {in_gpus(sum(placement.values()))}" if placement else f" for {in_gpus(job.min_gpus)}"
         answers[job.job_id] = JobDecision(placement=placement, reason=f"{verb}{gpus}: {why(row)}")
     return Decision(
         decision=snapshot.decision, policy=policy, objective=objective, jobs=answers, state=dict(state)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pollux.policy.models import standing_jobs
 from pollux.policy.packing import Room, keeps
+from pollux.policy.reasons import in_gpus
 from pollux.snapshot import Decision, Job, JobDecision, Snapshot
 
 DEMOTION_GPU_S = 57_600.0
@@ -76,6 +77,6 @@ def _reason(job: Job, placement: Mapping[str, int], queue: int) -> str:
     where = f"in queue {queue}, {hours:.1f} GPU hours served"
     if placement:
         verb = "keeps" if dict(placement) == dict(job.placement) else "runs on"
-        return f"{verb} {sum(placement.values())} GPUs; {where}"
+        return f"{verb} {in_gpus(sum(placement.values()))}; {where}"
     verb = "preempted" if job.placement else "waits"
-    return f"{verb}: its {job.min_gpus} GPUs do not fit behind the jobs before it; {where}"
+    return f"{verb}: {in_gpus(job.min_gpus)} at once cannot be had behind the jobs before it; {where}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -9,12 +10,16 @@ from pollux.errors import SnapshotError
 from pollux.policy import HEED_CLAIMS
 from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
-from pollux.policy.tables import Ints
+from pollux.policy.reasons import in_gpus
+from pollux.policy.tables import Ints, models_of
 from pollux.snapshot import DEFAULT_RESTART_S, Decision, Job, Snapshot
 from pollux_agent.protocol import Placement
 
 _FASTER = 1.01
 """A configuration that is better by less is none that a job misses."""
+
+_LISTED = 20
+"""So many jobs are named where none, or not one alone, is meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +57,11 @@ class Explanation:
 
 
 def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanation:
-    """Explain one job of a decision; raises SnapshotError for a job that the snapshot does not have."""
-    rows = {job.job_id: row for row, job in enumerate(snapshot.jobs)}
-    names = {job.name: job.job_id for job in snapshot.jobs if job.name}
-    row = rows.get(names.get(job_id, job_id))
-    if row is None:
-        raise SnapshotError(f"job {job_id!r} is not in the snapshot; it has {', '.join(rows) or 'no jobs'}")
+    """Explain one job of a decision, named by its id or else by its name.
+
+    Raises SnapshotError for a job that the snapshot does not have, or has twice by that name.
+    """
+    row = _row(snapshot, job_id)
     job = snapshot.jobs[row]
     answer = decision.jobs[job.job_id]
     options = options_of(snapshot) if any(node.gpus for node in snapshot.nodes) else None
@@ -66,7 +70,7 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
         job_id=job.job_id,
         reason=answer.reason,
         binding=_binding(snapshot, decision, job, options, row),
-        fitted=bool(options is not None and options.fitted[row]),
+        fitted=bool(models_of([job], ("",)).known[0]),
         goodput_now=answer.goodput_now or _worth(job.placement, (a for a in alternatives if a.now)),
         goodput=answer.goodput or _worth(answer.placement, (a for a in alternatives if a.decided)),
         speedup=answer.speedup,
@@ -74,6 +78,26 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
         restart_s=DEFAULT_RESTART_S if job.restart_s is None else job.restart_s,
         alternatives=alternatives,
     )
+
+
+def _row(snapshot: Snapshot, wanted: str) -> int:
+    """Which job is meant."""
+    ids = [job.job_id for job in snapshot.jobs]
+    if wanted in ids:
+        return ids.index(wanted)
+    rows = [row for row, job in enumerate(snapshot.jobs) if job.name and job.name == wanted]
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise SnapshotError(
+            f"{len(rows)} jobs are named {wanted!r}; give the id: {_some(ids[row] for row in rows)}"
+        )
+    raise SnapshotError(f"job {wanted!r} is not in the snapshot; it has {_some(ids)}")
+
+
+def _some(ids: Iterable[str]) -> str:
+    first = list(islice(ids, _LISTED + 1))
+    return ", ".join(first[:_LISTED]) + (", ..." if len(first) > _LISTED else "") or "no jobs"
 
 
 def _worth(placement: Placement, same: Iterable[Alternative]) -> float | None:
@@ -133,9 +157,9 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
         return f"max_gpus {job.max_gpus}: its spec asks for no more"
     limit = job_limit(job)
     if gpus >= limit and not job.max_gpus_seen:
-        return f"the growth limit: it has not run yet, so it starts on {_gpus(limit)}"
+        return f"the growth limit: it has not run yet, so it starts on {in_gpus(limit)}"
     if gpus >= limit:
-        return f"the growth limit: at most twice the {_gpus(job.max_gpus_seen)} seen so far, so {limit} now"
+        return f"the growth limit: at most twice the {in_gpus(job.max_gpus_seen)} seen so far, so {limit} now"
     held = _held(snapshot, decision, job, options, row)
     best = float(options.goodput[mine].max())
     if gpus and held and best <= held * _FASTER:
@@ -194,7 +218,7 @@ def _left_unused(snapshot: Snapshot, decision: Decision, job: Job, options: Opti
         if not fitting:
             return f"the quota of team {job.team!r}: {quota} GPUs for all of its jobs"
     best = max(fitting, key=lambda option: float(options.goodput[option]))
-    shape = f"{_gpus(int(options.gpus[best]))} on {int(options.nodes[best])} of the nodes"
+    shape = f"{in_gpus(int(options.gpus[best]))} on {int(options.nodes[best])} of the nodes"
     answer = decision.jobs[job.job_id]
     if answer.restart_factor is None:
         return f"the rule of {decision.policy}: {shape} would fit, and it does not give them"
@@ -216,10 +240,6 @@ def _fits(snapshot: Snapshot, options: Options, free: Mapping[str, int], option:
     if not width:
         return any(free[node.name] >= gpus for node in mine)
     return sum(free[node.name] == node.gpus == width for node in mine) >= nodes
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _impossible(job: Job, options: Options) -> str:

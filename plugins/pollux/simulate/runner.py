@@ -22,7 +22,7 @@ from pollux.errors import PolluxError, TraceError
 from pollux.simulate.engine import Simulation
 from pollux.simulate.results import summary, timing
 from pollux.simulate.setup import ClusterSetup, RunSettings
-from pollux.traces import Workload, read_application, read_workload
+from pollux.traces import Workload, gpu_types, read_application, read_workload
 
 News = Callable[[int, int], None]
 """Called with the number of a run and how many of its jobs are done."""
@@ -67,6 +67,12 @@ _application = lru_cache(maxsize=64)(read_application)
 def prepare(run: Run) -> Simulation:
     """Read the applications and check the workload against them and the cluster; raises TraceError."""
     types = frozenset(run.cluster.gpus_of)
+    measured = gpu_types(run.traces)
+    if types - measured and measured:
+        raise TraceError(
+            f"cluster: gpu_type {min(types - measured)!r} was measured for no application in "
+            f"{run.traces / 'apps'}; use {' or '.join(sorted(measured))}"
+        )
     names = dict.fromkeys(request.application for request in run.workload.requests)
     apps = {name: _application(run.traces, name, types) for name in names}
     return Simulation(run.workload, apps, run.cluster, run.settings)

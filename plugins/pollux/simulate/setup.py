@@ -165,9 +165,9 @@ def without_effect(
 def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:
     """A cluster of equal nodes; raises TraceError through the document's bounds."""
     try:
-        return ClusterSetup(groups=(NodeGroup(nodes=nodes, gpus=gpus_per_node),))
-    except ValueError as error:
-        raise TraceError(f"--nodes {nodes}, --gpus-per-node {gpus_per_node}: {_first(error)}") from None
+        return from_plain(ClusterSetup, {"groups": [{"nodes": nodes, "gpus": gpus_per_node}]})
+    except DocumentError as error:
+        raise TraceError(f"--nodes {nodes}, --gpus-per-node {gpus_per_node}: {error}") from None
 
 
 def read_setup(name: str) -> ClusterSetup:
@@ -183,7 +183,3 @@ def read_setup(name: str) -> ClusterSetup:
         return decode(ClusterSetup, text)
     except (OSError, UnicodeDecodeError, DocumentError) as error:
         raise TraceError(f"cluster {name}: {error}; give a file, or one of {', '.join(PRESETS)}") from None
-
-
-def _first(error: ValueError) -> str:
-    return next((line.strip() for line in str(error).splitlines()[2:] if line.strip()), str(error))

@@ -136,6 +136,13 @@ def read_application(traces: Path, name: str, gpu_types: frozenset[str]) -> Appl
     return Application(name=name, times=times, **_validation(folder))
 
 
+def gpu_types(traces: Path) -> frozenset[str]:
+    """The types of GPU on which any application of the folder was measured."""
+    files = (traces / "apps").glob("*/placements*.csv")
+    suffixes = {path.stem.removeprefix("placements") for path in files}
+    return frozenset(suffix.removeprefix("-") or DEFAULT_TYPE for suffix in suffixes)
+
+
 def _validation(folder: Path) -> dict[str, Floats]:
     files = {int(match[1]): path for path in folder.iterdir() if (match := _VALIDATION.fullmatch(path.name))}
     if not files:
