@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 @app.command()
 def autoscale(
     traces: Annotated[
-        Path | None, typer.Option(help="Folder with apps/ and workloads/. [default: the synthetic set]")
+        Path | None, typer.Option(help="Folder with apps/ and workloads/.", show_default="the synthetic set")
     ] = None,
     application: Annotated[
-        str | None, typer.Option(help="What is trained. [default: imagenet, resnet18 of the synthetic set]")
+        str | None,
+        typer.Option(help="What is trained.", show_default="imagenet, resnet18 of the synthetic set"),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Most nodes on offer.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=9, help="GPUs on each of them.")] = 4,

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 @app.command()
 def doctor(
     state: StateOption = None,
-    cluster: Annotated[str, typer.Option(help="local or kubernetes. [default: POLLUX_CLUSTER]")] = "",
+    cluster: Annotated[str, typer.Option(help="local or kubernetes.", show_default="POLLUX_CLUSTER")] = "",
     namespace: Annotated[
         list[str] | None,
-        typer.Option(help="A namespace of jobs; may be repeated. [default: POLLUX_KUBE_NAMESPACE]"),
+        typer.Option(help="A namespace of jobs; may be repeated.", show_default="POLLUX_KUBE_NAMESPACE"),
     ] = None,
     role: Annotated[
         list[str] | None,
-        typer.Option(help="Whose rights: scheduler, shadow, operator, driver. [default: by POLLUX_SHADOW]"),
+        typer.Option(
+            help="Whose rights: scheduler, shadow, operator, driver.", show_default="by POLLUX_SHADOW"
+        ),
     ] = None,
     account: Annotated[
-        str, typer.Option(help="NAMESPACE/NAME of the ServiceAccount to ask about. [default: yourself]")
+        str, typer.Option(help="NAMESPACE/NAME of the ServiceAccount to ask about.", show_default="yourself")
     ] = "",
     image: Annotated[str, typer.Option(help="An image with Python: tries the shared storage.")] = "",
     pod: Annotated[

@@ -31,10 +31,12 @@ JobArgument = Annotated[str, typer.Argument(help="The job's id.")]
 @local.command()
 def serve(
     state: StateOption = DEFAULT_STATE,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file. [default: STATE/cluster.json]")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file.", show_default="STATE/cluster.json")
+    ] = None,
     scripts: Annotated[
         Path | None,
-        typer.Option(help="Where relative script paths begin. [default: POLLUX_SCRIPTS, or here]"),
+        typer.Option(help="Where relative script paths begin.", show_default="POLLUX_SCRIPTS, or here"),
     ] = None,
     slot_cap: Annotated[float, typer.Option(min=0.01, max=1.0, help="Most of a core that a slot is.")] = 1.0,
     grace: Annotated[float, typer.Option(min=0.1, help="Seconds to checkpoint in before SIGKILL.")] = 30.0,
@@ -86,7 +88,7 @@ def jobs(
 def submit(
     spec: Annotated[Path, typer.Argument(help="A job spec as JSON.")],
     state: StateOption = DEFAULT_STATE,
-    job_id: Annotated[str, typer.Option(help="[default: made from the spec's name]")] = "",
+    job_id: Annotated[str, typer.Option(show_default="made from the spec's name")] = "",
     fresh: Annotated[bool, typer.Option(help="Start over instead of from the checkpoint.")] = False,
     as_json: JsonOption = False,
 ) -> None:

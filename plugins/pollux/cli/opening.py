@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STATE = "state/stack"
 StateOption = Annotated[
-    Path | None, typer.Option(help=f"State folder. [default: POLLUX_STATE, or {DEFAULT_STATE}]")
+    Path | None, typer.Option(help="State folder.", show_default=f"POLLUX_STATE, or {DEFAULT_STATE}")
 ]
 
 

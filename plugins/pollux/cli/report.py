@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def report(
     out: Annotated[Path, typer.Option(help="Folder for the page, its figures and the simulations.")],
     traces: Annotated[
-        Path | None, typer.Option(help="Folder with apps/ and workloads/. [default: the synthetic set]")
+        Path | None, typer.Option(help="Folder with apps/ and workloads/.", show_default="the synthetic set")
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(help="Workloads of each set to take the mean of. [default: workload-1]"),
+        typer.Option(help="Workloads of each set to take the mean of.", show_default="workload-1"),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only these sections, by their keys.")] = None,
     quick: Annotated[
@@ -31,7 +31,7 @@ def report(
         ),
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time. [default: one a processor]")
+        int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a processor")
     ] = None,
 ) -> None:
     """Simulate what the figures need, draw them, and write OUT/index.html.

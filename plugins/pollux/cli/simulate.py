@@ -24,12 +24,12 @@ def simulate(
         typer.Option(help="Workload file, or SET/workload-N inside the trace folder. Give it once for each."),
     ],
     traces: Annotated[
-        Path | None, typer.Option(help="Folder with apps/ and workloads/. [default: the synthetic set]")
+        Path | None, typer.Option(help="Folder with apps/ and workloads/.", show_default="the synthetic set")
     ] = None,
     policy: Annotated[str, typer.Option(help="Policy; 'default' is the product's default.")] = DEFAULT_POLICY,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Equal nodes. [default: 16]")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Equal nodes.", show_default="16")] = None,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs on each of them. [default: 4]")
+        int | None, typer.Option(min=1, help="GPUs on each of them.", show_default="4")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="FILE", help="Cluster file instead, 'sia' or 'small'.")
@@ -41,12 +41,12 @@ def simulate(
     avoid_interference: Annotated[
         bool | None,
         typer.Option(
-            help="At most one job that spans nodes on a node. [default: on for policies that adapt jobs]"
+            help="At most one job that spans nodes on a node.", show_default="on for policies that adapt jobs"
         ),
     ] = None,
     restart_s: Annotated[float, typer.Option(help="Seconds that a restart costs.")] = 30.0,
     p: Annotated[
-        float | None, typer.Option(help="Fairness knob of pollux and sia. [default: the policy's own]")
+        float | None, typer.Option(help="Fairness knob of pollux and sia.", show_default="the policy's own")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random policies.")] = 0,
     earlier_fits: Annotated[
@@ -54,10 +54,10 @@ def simulate(
     ] = False,
     first: Annotated[
         int | None,
-        typer.Option(min=1, help="Only so many jobs of each workload, by submission. [default: all]"),
+        typer.Option(min=1, help="Only so many jobs of each workload, by submission.", show_default="all"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time. [default: one a processor]")
+        int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a processor")
     ] = None,
     out: Annotated[Path, typer.Option(help="Results; timings.json goes beside it.")] = Path("results.json"),
     plot: Annotated[Path | None, typer.Option(help="Folder for pictures of each workload.")] = None,

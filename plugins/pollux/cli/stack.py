@@ -38,12 +38,14 @@ def up(
     checkpoint_interval: Annotated[
         float | None, typer.Option(help="Seconds between jobs' periodic checkpoints.")
     ] = None,
-    dags: Annotated[Path | None, typer.Option(help="DAGs folder. [default: the project's]")] = None,
-    airflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
-    mlflow_port: Annotated[int | None, typer.Option(help="[default: a free one]")] = None,
+    dags: Annotated[Path | None, typer.Option(help="DAGs folder.", show_default="the project's")] = None,
+    airflow_port: Annotated[int | None, typer.Option(show_default="a free one")] = None,
+    mlflow_port: Annotated[int | None, typer.Option(show_default="a free one")] = None,
     databases: Annotated[
         Path | None,
-        typer.Option(help="JSON file with the database URLs of `airflow` and `mlflow`. [default: SQLite]"),
+        typer.Option(
+            help="JSON file with the database URLs of `airflow` and `mlflow`.", show_default="SQLite"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

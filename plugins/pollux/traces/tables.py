@@ -10,7 +10,7 @@ from pollux.errors import TraceError
 
 _MAX_BYTES = 64 * 2**20
 
-MOST = 1e15
+MOST = 1e30
 """Larger than anything that can be measured, and small enough to be calculated with."""
 
 

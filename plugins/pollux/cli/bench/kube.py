@@ -19,7 +19,8 @@ LIMIT_S = 5.0
 @bench.command()
 def kube(
     kubeconfig: Annotated[
-        Path | None, typer.Option(help="Kubeconfig of a cluster for tests. [default: POLLUX_KUBE_CONFIG]")
+        Path | None,
+        typer.Option(help="Kubeconfig of a cluster for tests.", show_default="POLLUX_KUBE_CONFIG"),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of 8 GPUs.")] = 256,
     jobs: Annotated[int, typer.Option(min=1, help="Jobs that run, of 3 GPUs each.")] = 500,

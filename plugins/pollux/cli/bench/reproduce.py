@@ -24,7 +24,7 @@ def reproduce(
         list[str] | None, typer.Option(help="Only groups whose name begins so, such as 'pollux load 1.0'.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time. [default: one a processor]")
+        int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a processor")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
