@@ -96,9 +96,7 @@ def simulate(
         )
         notes = [*without_effect(settings.policy, p=p, avoid_interference=avoid_interference)]
         if cluster is not None and (nodes or gpus_per_node):
-            notes.append(
-                f"--nodes and --gpus-per-node change nothing: --cluster {cluster} says what there is"
-            )
+            notes.append(f"--nodes and --gpus-per-node change nothing beside --cluster {cluster}")
         for note in notes:
             typer.echo(f"pollux simulate: {note}", err=True)
         runs = [

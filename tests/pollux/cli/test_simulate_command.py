@@ -2,12 +2,19 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
 from pollux.cli.simulate import app
+from pollux.simulate import runner
 from pollux.simulate.synthetic import synthetic_traces
 
 WORKLOAD = "name,time,application,num_replicas,batch_size\na,0,bert,2,48\nb,100,deepspeech2,2,80\n"
@@ -47,6 +54,7 @@ def test_results_hold_every_figure_and_the_same_seed_gives_the_same_bytes(
     lengths = {len(column) for column in entry["timeline"].values()}
     assert len(lengths) == 1
     assert json.loads(done.stdout) == results["mean"]
+    assert results["mean"]["unfinished"] == 0
 
 
 def test_several_workloads_run_in_processes_of_their_own_with_pictures(
@@ -54,10 +62,12 @@ def test_several_workloads_run_in_processes_of_their_own_with_pictures(
 ) -> None:
     other = workload.with_name("workload-7.csv")
     shutil.copy(workload, other)
-    out = tmp_path / "results.json"
-    options = ["--policy", "fifo", "--jobs", "2", "--out", out, "--plot", tmp_path / "plots"]
-    done = simulate("--workload", workload, "--workload", other, *options)
+    out, alone = tmp_path / "results.json", tmp_path / "alone.json"
+    options = ["--workload", workload, "--workload", other, "--policy", "pollux"]
+    done = simulate(*options, "--jobs", "2", "--out", out, "--plot", tmp_path / "plots")
     assert done.exit_code == 0, done.output
+    assert simulate(*options, "--jobs", "1", "--out", alone).exit_code == 0
+    assert out.read_bytes() == alone.read_bytes(), "one process after the other gives the same"
     entries = json.loads(out.read_text())["workloads"]
     assert [entry["name"] for entry in entries] == ["workload-6", "workload-7"]
     assert entries[0]["jobs"] == entries[1]["jobs"]
@@ -69,8 +79,14 @@ def test_several_workloads_run_in_processes_of_their_own_with_pictures(
     [
         (["--workload", "nothing.csv"], ["nothing.csv", "no such file"]),
         (["--policy", "best"], ["--policy", "'best' is no policy", "tiresias"]),
-        (["--interval", "0"], ["interval_s"]),
-        (["--interference", "1.5"], ["interference"]),
+        (["--interval", "0.5"], ["--interval (interval_s)", "greater than or equal to 1", "got 0.5"]),
+        (["--interval", "nan"], ["--interval (interval_s)", "finite number"]),
+        (["--interference", "1.5"], ["--interference (interference)", "less than 1"]),
+        (["--restart-s", "-1"], ["--restart-s (restart_s)"]),
+        (["--p", "inf"], ["--p (policy.fairness_p)"]),
+        (["--p", "-1e9"], ["--p (policy.fairness_p)", "-1000"]),
+        (["--seed", str(2**60)], ["--seed (policy.seed)"]),
+        (["--cluster", ""], ["sia"]),
         (["--cluster", "nowhere.json"], ["nowhere.json", "sia"]),
         (["--gpus-per-node", "10"], ["--gpus-per-node 10"]),
         (["--traces", "nowhere"], ["application 'bert' is unknown"]),
@@ -83,12 +99,108 @@ def test_bad_options_end_with_2_and_a_fix(workload: Path, options: list[str], wo
         assert word in done.output
 
 
-def test_an_output_that_cannot_be_written_is_told(workload: Path, tmp_path: Path) -> None:
-    done = simulate(
-        "--workload", workload, "--policy", "fifo", "--out", tmp_path / "nowhere" / "results.json"
-    )
-    assert done.exit_code == 2
-    assert "name a folder that exists" in done.output
+@pytest.mark.parametrize(
+    ("option", "place", "words"),
+    [
+        ("--out", "nowhere/results.json", "name a folder that exists"),
+        ("--out", "set", "name a file in it"),
+        ("--out", "/proc/results.json", "name a folder that you may write"),
+        ("--out", "timings.json", "name another file"),
+        ("--plot", "set/workload-6.csv", "is a file; name a folder"),
+        ("--plot", "set/workload-6.csv/plots", "is a file; name a folder"),
+        ("--plot", "/proc/plots", "name a folder that you may write"),
+    ],
+)
+def test_a_place_that_takes_no_results_is_told_before_anything_runs(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, place: str, words: str
+) -> None:
+    monkeypatch.setattr(runner, "simulate", lambda *_, **__: pytest.fail("it has begun"))
+    before = sorted(tmp_path.rglob("*"))
+    places = {"--out": tmp_path / "results.json"} | {option: tmp_path / place}
+    done = simulate("--workload", workload, *(word for pair in places.items() for word in pair))
+    assert done.exit_code == 2, done.output
+    assert words in " ".join(done.output.split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--policy", "ours", "--p", "3"], "--p 3 changes nothing: policy ours has no fairness knob"),
+        (["--policy", "sia", "--no-avoid-interference"], "--no-avoid-interference changes nothing"),
+        (["--policy", "fifo", "--cluster", "small"], "change nothing beside --cluster small"),
+    ],
+)
+def test_options_that_change_nothing_are_said_to(
+    workload: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    done = simulate("--workload", workload, "--out", tmp_path / "results.json", *options)
+    assert done.exit_code == 0, done.output
+    assert words in done.stderr
+    heeded = simulate("--workload", workload, "--out", tmp_path / "r.json", "--policy", "sia", "--p", "1")
+    assert "changes nothing" not in heeded.stderr
+
+
+ENDLESS = "name,time,application,num_replicas,batch_size\na,0,bert,1,12\nb,300000000,bert,1,12\n"
+"""Between the two jobs lie millions of rounds."""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], list[psutil.Process]]]]:
+    """Starts a simulation in two processes and waits until both work: the command and all below it."""
+    files = [tmp_path / f"workload-{number}.csv" for number in (1, 2)]
+    for file in files:
+        file.write_text(ENDLESS)
+    words = [word for file in files for word in ("--workload", str(file))]
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        command = [sys.executable, "-c", "from pollux.cli import app; app()", "simulate", *words]
+        command += ["--policy", "fifo", "--jobs", "2", "--out", str(tmp_path / "results.json")]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(run)
+        top, end_s = psutil.Process(run.pid), time.monotonic() + 60
+        while time.monotonic() < end_s:
+            below = top.children(recursive=True)
+            busy = [each for each in below if each.cpu_times().user > 0.3]
+            if len(busy) == 2:
+                return run, below
+            time.sleep(0.1)
+        raise AssertionError(f"no two processes came to work: {below}")
+
+    yield start
+    for run in started:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_an_interrupted_command_and_nothing_is_written(
+    running: Callable[[], tuple[subprocess.Popen[str], list[psutil.Process]]],
+    tmp_path: Path,
+    how: signal.Signals,
+) -> None:
+    run, below = running()
+    run.send_signal(how)
+    assert run.wait(20) != 0
+    _, alive = psutil.wait_procs(below, timeout=10)
+    alive = [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+    for each in alive:
+        each.kill()
+    assert not alive
+    assert run.stdout is not None and "Traceback" not in run.stdout.read()
+    assert not list(tmp_path.glob("*.json*"))
+
+
+def test_a_process_that_the_system_kills_ends_the_command_in_words(
+    running: Callable[[], tuple[subprocess.Popen[str], list[psutil.Process]]],
+) -> None:
+    run, below = running()
+    max(below, key=lambda each: each.cpu_times().user).kill()
+    assert run.wait(20) == 1
+    assert run.stdout is not None
+    text = run.stdout.read()
+    assert "one of 2 processes was killed" in text and "--jobs" in text and "Traceback" not in text
 
 
 @pytest.fixture
@@ -122,7 +234,44 @@ def test_reproduce_goes_on_where_it_stopped(published: Path, tmp_path: Path) -> 
     resumed = CliRunner().invoke(app, [*command, "--only", "tiresias", "--resume", "--json"])
     assert [verdict["done"] for verdict in json.loads(resumed.stdout)] == [1, 1, 1, 1]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert len(list(state.iterdir())) == 4
+    assert len(list(state.glob("*--seed*.json"))) == 4
+
+
+def test_reproduce_takes_no_simulations_of_other_traces(published: Path, tmp_path: Path) -> None:
+    command = ["bench", "reproduce", "--only", "tiresias load 1.0", "--state", str(tmp_path / "state")]
+    assert CliRunner().invoke(app, [*command, "--traces", str(published)]).exit_code == 1
+    other = shutil.copytree(published, tmp_path / "other")
+    refused = CliRunner().invoke(app, [*command, "--traces", str(other), "--resume"])
+    assert refused.exit_code == 2 and "name another folder" in refused.output
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: '{"result": {}}',
+        lambda text: '{"result": [["avg_jct_s", 1]]}',
+        lambda text: text.replace('"avg_jct_s": ', '"avg_jct_s": "a", "b": '),
+        lambda text: text.replace('"avg_jct_s": ', '"avg_jct_s": -'),
+        lambda text: text.replace('"avg_jct_s": ', '"avg_jct_s": NaN, "b": '),
+        lambda text: "\xff\x00",
+    ],
+)
+def test_a_damaged_result_is_simulated_again(
+    published: Path, tmp_path: Path, damage: Callable[[str], str]
+) -> None:
+    state = tmp_path / "state"
+    command = ["bench", "reproduce", "--traces", str(published), "--only", "tiresias load 1.0", "--json"]
+    command += ["--state", str(state), "--resume"]
+    first = CliRunner().invoke(app, command)
+    (kept,) = state.glob("*--seed*.json")
+    whole = json.loads(kept.read_text())["result"]
+    kept.write_bytes(damage(kept.read_text()).encode("latin-1"))
+    again = CliRunner().invoke(app, command)
+    assert (again.exit_code, again.stdout) == (first.exit_code, first.stdout)
+    assert json.loads(kept.read_text())["result"] == whole
 
 
 def test_reproduce_needs_the_published_results(tmp_path: Path) -> None:
