@@ -35,11 +35,16 @@ class Choice:
     bound: float
     timed_out: bool = False
 
+    def better(self, other: "Choice") -> "Choice":
+        """The one that gains more, this one where they are equal."""
+        return replace(other, timed_out=self.timed_out) if other.gain > self.gain else self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxed:
     """A program's solution: ``value`` (O) of each option, ``prices`` of the capacities, and an upper bound of
-    what it can gain as ``objective``. HiGHS took ``solver_s``.
+    what it can gain as ``objective``. HiGHS took ``solver_s``. ``cut_short``: it may be far from the best, or
+    nothing at all.
     """
 
     value: Floats
@@ -47,6 +52,7 @@ class Relaxed:
     objective: float
     solver_s: float
     timed_out: bool = False
+    cut_short: bool = False
 
 
 def choose(options: Options, gain: Floats, *, must: Bools) -> Choice:
@@ -60,8 +66,22 @@ def choose(options: Options, gain: Floats, *, must: Bools) -> Choice:
         return Choice(option=np.full(jobs, -1), gain=0.0, bound=0.0)
     if len(use) <= _WHOLE_PROGRAM:
         solved = _solve(options, gain, use, must, options.limit, integer=True)
-        return _choice(options, gain, solved.value, solved.objective, solved.timed_out)
+        choice = _choice(options, gain, solved.value, solved.objective, solved.timed_out)
+        return choice.better(_standing(options, gain, solved.objective)) if solved.cut_short else choice
     return _round(options, gain, use, must)
+
+
+def _standing(options: Options, gain: Floats, bound: float) -> Choice:
+    """Who holds GPUs keeps them, as far as the capacities allow: better than what a solver did not find."""
+    left = options.limit.copy()
+    value = np.zeros(len(options.job))
+    for option in np.flatnonzero(options.keeps):
+        entry = options.entry_option == option
+        rows, amounts = options.entry_row[entry], options.entry_amount[entry]
+        if np.all(amounts <= left[rows]):
+            left[rows] -= amounts
+            value[option] = 1.0
+    return _choice(options, gain, value, bound, timed_out=False)
 
 
 def relax(options: Options, gain: Floats, *, must: Bools) -> Relaxed:
@@ -146,7 +166,10 @@ def _round(options: Options, gain: Floats, use: Ints, must: Bools) -> Choice:
     open_ = use[undecided[options.job[use]]]
     solved = _solve(options, gain, open_, must & undecided, limit, integer=True)
     solved.value[fixed] = 1.0
-    return _choice(options, gain, solved.value, relaxed.objective, solved.timed_out or relaxed.timed_out)
+    timed_out = solved.timed_out or relaxed.timed_out
+    choice = _choice(options, gain, solved.value, relaxed.objective, timed_out)
+    cut_short = solved.cut_short or relaxed.cut_short
+    return choice.better(_standing(options, gain, relaxed.objective)) if cut_short else choice
 
 
 def _choice(options: Options, gain: Floats, value: Floats, bound: float, timed_out: bool) -> Choice:
@@ -194,7 +217,7 @@ def _solve(
     )
     solver.run()
     values = np.zeros(len(options.job))
-    status = solver.getModelStatus()
+    timed_out = solver.getModelStatus() == highspy.HighsModelStatus.kTimeLimit
     solution = solver.getSolution()
     if len(solution.col_value) == len(use):
         values[use] = solution.col_value
@@ -206,7 +229,8 @@ def _solve(
         prices=duals if len(duals) == len(limit) else np.zeros(len(limit)),
         objective=float(bound),
         solver_s=solver.getRunTime(),
-        timed_out=status == highspy.HighsModelStatus.kTimeLimit,
+        timed_out=timed_out,
+        cut_short=timed_out or info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible,
     )
 
 

@@ -90,7 +90,7 @@ def _row(snapshot: Snapshot, wanted: str) -> int:
         return rows[0]
     if rows:
         raise SnapshotError(
-            f"{len(rows)} jobs are named {wanted!r}; give the id: {_some(ids[row] for row in rows)}"
+            f"{len(rows)} jobs are named {wanted!r}; give the id of one: {_some(ids[row] for row in rows)}"
         )
     raise SnapshotError(f"job {wanted!r} is not in the snapshot; it has {_some(ids)}")
 

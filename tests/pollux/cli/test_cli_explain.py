@@ -204,6 +204,30 @@ def test_baselines_say_no_goodput_and_the_configuration_tells_it(tmp_path: Path)
     assert answer["goodput"] == answer["goodput_now"] == answer["alternatives"][0]["goodput"]  # type: ignore[index]
 
 
+def test_a_job_is_found_by_its_id_before_another_s_name_and_never_by_half_a_guess(tmp_path: Path) -> None:
+    jobs = [make_job("a", name="b"), make_job("b", name="twin"), make_job("c", name="twin")]
+    path = saved(tmp_path, make_snapshot(jobs))
+    assert explained(path, "b")["job_id"] == "b"
+    result = CliRunner().invoke(app, ["explain", path, "twin"])
+    assert result.exit_code == 2
+    assert "2 jobs are named 'twin'; give the id of one: b, c" in result.output
+
+
+def test_of_many_jobs_only_some_are_listed(tmp_path: Path) -> None:
+    path = saved(tmp_path, make_snapshot([make_job(f"job-{number}") for number in range(500)]))
+    result = CliRunner().invoke(app, ["explain", path, "other"])
+    assert result.exit_code == 2 and "job-19, ..." in result.output and "job-20" not in result.output
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_one_gpu_is_no_plural(policy: str, tmp_path: Path) -> None:
+    jobs = [make_job("kept", max_gpus=1, placement={"n0": 1}), make_job("waits", max_gpus=1)]
+    path = saved(tmp_path, make_snapshot(jobs, nodes={"n0": 1}, policy=PolicySettings(name=policy)))
+    for job in jobs:
+        answer = explained(path, job.job_id)
+        assert not re.search(r"\b1 GPUs", f"{answer['reason']} {answer['binding']}")
+
+
 def test_an_unknown_job_and_a_file_that_is_no_snapshot_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, make_snapshot([make_job("only")]))
     result = CliRunner().invoke(app, ["explain", path, "other"])

@@ -48,6 +48,15 @@ def test_the_table_shows_who_gets_what_and_why(saved: Path) -> None:
         ({"nodes": [{"name": "n", "gpus": "two"}]}, "nodes.0.gpus"),
         ({"nodes": [{"name": "n", "gpus": 10**9}]}, "nodes.0.gpus"),
         ({"nodes": [{"name": "n", "gpus": 1}, {"name": "n", "gpus": 2}]}, "nodes: 'n' is there twice"),
+        ({"schema": 2}, "schema: version 2 is not one that this program reads"),
+        ({"policy": {"fairness_p": 1e9}}, "policy.fairness_p"),
+        (
+            {"jobs": [to_plain(make_job("a", max_gpus=2)) | {"min_gpus": 4}]},
+            "jobs: 'a' has max_gpus 2, below min_gpus 4; raise max_gpus or lower min_gpus",
+        ),
+        ({"jobs": [to_plain(make_job("a"))] * 2}, "jobs: 'a' is there twice"),
+        ({"jobs": [to_plain(make_job("a")) | {"noise_scale": float("nan")}]}, "jobs.0.noise_scale"),
+        ({"jobs": [to_plain(make_job("a")) | {"placement": {"node-0": 0}}]}, "jobs.0.placement.node-0"),
         ({"jbos": []}, "jbos: unknown field"),
         ({"policy": {"name": "best"}}, "use one of pollux, sia, ours, fifo-fixed"),
     ],
@@ -68,7 +77,8 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
     assert (half.exit_code, "Invalid JSON" in half.stderr) == (2, True)
 
 
-def test_a_snapshot_that_no_memory_holds_is_refused_in_words(saved: Path) -> None:
+@pytest.mark.parametrize("command", [("solve",), ("explain", "job-a")])
+def test_a_snapshot_that_no_memory_holds_is_refused_in_words(saved: Path, command: tuple[str, ...]) -> None:
     nodes = [{"name": f"n{number}", "gpus": 1024} for number in range(2000)]
     saved.write_text(json.dumps(to_plain(snapshot()) | {"nodes": nodes}), encoding="utf-8")
     limited = (
@@ -76,7 +86,7 @@ def test_a_snapshot_that_no_memory_holds_is_refused_in_words(saved: Path) -> Non
         "from pollux.cli import app; app()"
     )
     run = subprocess.run(
-        [sys.executable, "-c", limited, "solve", str(saved)],
+        [sys.executable, "-c", limited, command[0], str(saved), *command[1:]],
         env={"OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -66,6 +66,38 @@ def test_a_state_that_makes_no_sense_does_no_harm(state: dict[str, Any]) -> None
         check(snapshot, decide(snapshot))
 
 
+ABSURD = {
+    "age_s": 1e308,
+    "attained_gpu_s": 1e308,
+    "restart_s": 1e308,
+    "trained_s": 1e308,
+    "progress": 1e308,
+    "target_progress": 1.7e308,
+    "latency_limit_s": 1e308,
+    "noise_scale": 1.7e308,
+    "restarts": 2**53,
+    "max_gpus_seen": 2**53,
+    "max_gpus": 2**40,
+    "initial_batch_size": 2**40,
+    "max_batch_size": 2**40,
+    "max_local_batch_size": 2**40,
+}
+"""The largest figures that a snapshot may hold: a report may say anything."""
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("field", [*ABSURD, "all"])
+def test_no_figure_of_one_job_costs_another_its_gpus(name: str, field: str) -> None:
+    change: dict[str, Any] = ABSURD if field == "all" else {field: ABSURD[field]}
+    odd = replace(make_job("odd", placement={"node-0": 1}), **change)
+    others = [make_job("plain", placement={"node-1": 1}), new_job("new")]
+    snapshot = named(make_snapshot([odd, *others]), name)
+    decision = decide(snapshot)
+    check(snapshot, decision)
+    assert decode(Decision, encode(decision)) == decision
+    assert decision.jobs["plain"].placement
+
+
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     snapshot = make_snapshot([new_job("a")], policy=PolicySettings(name="polux"))
     with pytest.raises(ConfigError, match=r"'polux'.*pollux, sia, .*fifo-fixed"):

@@ -9,7 +9,7 @@ import pytest
 from snapshot_builder import SCALES_BADLY, SCALES_WELL, after_decision, make_job, make_snapshot, new_job
 
 from pollux.plan import check
-from pollux.policy import decide
+from pollux.policy import assign, decide
 from pollux.policy.models import job_models
 from pollux.policy.options import options_of
 from pollux.policy.sia import formulate
@@ -195,3 +195,29 @@ def test_a_job_that_is_restarting_is_left_alone_until_it_trains(policy: str) -> 
     restarting = decide(replace(snapshot, jobs=(replace(job, restarting=True),))).jobs["job"]
     assert restarting.placement == {"n0": 1}
     assert "restarting" in restarting.reason
+
+
+@pytest.mark.parametrize("policy", ["sia", "ours"])
+@pytest.mark.parametrize("whole_program", [2_000, 5])
+def test_a_solver_that_finds_nothing_in_time_takes_nobody_s_gpus(
+    policy: str, whole_program: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = [make_job(f"r{index}", placement={f"n{index % 4}": 1}) for index in range(12)]
+    waiting = [new_job(f"w{index}") for index in range(8)]
+    nodes = dict.fromkeys(("n0", "n1", "n2", "n3"), 4)
+    snapshot = make_snapshot([*waiting, *running], nodes=nodes, policy=PolicySettings(name=policy))
+    assert "timed_out" not in decide(snapshot).state
+    monkeypatch.setattr(assign, "_SAFETY_S", 0.0)
+    monkeypatch.setattr(assign, "_WHOLE_PROGRAM", whole_program)
+    decision = decide(snapshot)
+    check(snapshot, decision)
+    assert decision.state["timed_out"] is True
+    for job in running:
+        assert decision.jobs[job.job_id].placement == job.placement
+
+
+def test_a_quota_that_fell_holds_even_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assign, "_SAFETY_S", 0.0)
+    jobs = [make_job(f"j{index}", team="red", placement={"node-0": 1}) for index in range(2)]
+    decision = decide(make_snapshot(jobs, policy=SIA, quotas={"red": 1}))
+    assert sorted(gpus_of(decision).values()) == [0, 1]

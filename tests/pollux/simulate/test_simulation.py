@@ -12,9 +12,11 @@ from simulation_builder import apps, run, settings, simulation, workload
 from pollux.errors import TraceError
 from pollux.policy import POLICIES
 from pollux.simulate import engine
-from pollux.simulate.results import summary
-from pollux.simulate.setup import read_setup, uniform
+from pollux.simulate.results import summary, timing
+from pollux.simulate.runner import Run, prepare
+from pollux.simulate.setup import ClusterSetup, NodeGroup, read_setup, uniform
 from pollux.simulate.split import packed, split_batch
+from pollux.simulate.synthetic import synthetic_traces
 from pollux.snapshot import Decision, JobDecision, Snapshot
 
 
@@ -196,6 +198,43 @@ def test_a_job_that_never_runs_ends_the_simulation_and_is_marked(
     assert result["jobs"][1]["completed_s"] is None
 
 
+def test_a_job_whose_epochs_never_end_ends_the_simulation_and_is_marked() -> None:
+    slow = replace(uniform(2, 4), goodput_divisor={"bert": 1e6})
+    outcome = run(workload((0.0, "bert", 1, 12), (0.0, "deepspeech2", 1, 20)), "fifo", slow, interval_s=3600)
+    result = summary(outcome, slow, interval_s=3600)
+    assert [job["finished"] for job in result["jobs"]] == [False, True]
+    assert outcome.rounds[-1].time_s < 40 * 86400
+
+
+def test_restarts_of_days_do_not_end_it() -> None:
+    outcome = run(workload((0.0, "bert", 1, 12)), "fifo", interval_s=3600, restart_s=1e6)
+    assert outcome.jobs[0].completed_s == pytest.approx(
+        3600 + 1e6 + sum(epoch_seconds("bert", (1,), 12)), abs=9
+    )
+
+
+@pytest.mark.parametrize("name", ["ours", "pollux", "fifo"])
+def test_a_cluster_may_be_larger_than_a_job_s_batch_can_be_split_over(name: str) -> None:
+    """bert's batch takes 96 GPUs at most; alone on 128 it is compared with what it can use."""
+    cluster = uniform(16, 8)
+    result = summary(run(workload((0.0, "bert", 1, 12)), name, cluster), cluster)
+    assert result["unfinished"] == 0
+    assert 0 < result["ftf"]["max"] < 100
+
+
+def test_decisions_that_the_wall_clock_ended_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = workload((0.0, "bert", 1, 12), (0.0, "deepspeech2", 1, 20))
+    assert timing(run(jobs, "sia"))["timed_out"] == 0
+    decide = POLICIES["sia"]
+
+    def late(snapshot: Snapshot) -> Decision:
+        decision = decide(snapshot)
+        return replace(decision, state={**decision.state, "timed_out": snapshot.decision <= 2})
+
+    monkeypatch.setitem(POLICIES, "sia", late)  # type: ignore[arg-type]
+    assert timing(run(jobs, "sia"))["timed_out"] == 2
+
+
 @pytest.mark.parametrize(
     ("gpus", "batch", "policy_name", "words"),
     [
@@ -203,6 +242,7 @@ def test_a_job_that_never_runs_ends_the_simulation_and_is_marked(
         (1, 8192, "pollux", ["batch_size 8192 is unreachable"]),
         (8, 128, "tiresias", ["unreachable on num_replicas 8", "least batch measured on one GPU is 32"]),
         (12, 1024, "tiresias", ["num_replicas 12 is more than the 8 GPUs"]),
+        (12, 1024, "tiresias", ["workload test/workload-1, job 'resnet18-0' (resnet18)"]),
     ],
 )
 def test_what_can_never_run_is_refused(gpus: int, batch: int, policy_name: str, words: list[str]) -> None:
@@ -233,7 +273,12 @@ def test_sias_cluster_is_64_gpus_of_three_types() -> None:
     ("text", "words"),
     [
         ('{"groups": []}', ["groups"]),
-        ('{"groups": [{"nodes": 0, "gpus": 4}]}', ["nodes"]),
+        (
+            '{"groups": [{"nodes": 0, "gpus": 4}]}',
+            ["ClusterSetup: groups.0.nodes: Input", "(got 0); give a file"],
+        ),
+        ('{"groups": [{"nodes": 1, "gpus": 4}], "x": 1}', ["x: unknown field"]),
+        ('{"schema": 2, "groups": [{"nodes": 1, "gpus": 4}]}', ["schema: version 2"]),
         ('{"groups": [{"nodes": 1, "gpus": 4}], "restart_s": {"a": -1}}', ["restart_s"]),
         ("nothing", ["sia"]),
     ],
@@ -245,6 +290,13 @@ def test_a_wrong_cluster_file_is_refused(tmp_path, text: str, words: list[str]) 
         read_setup(str(path))
     for word in ["cluster.json", *words]:
         assert word in str(refused.value)
+
+
+def test_a_type_of_gpu_that_nobody_measured_is_refused_beside_one_that_was() -> None:
+    mixed = ClusterSetup(groups=(NodeGroup(nodes=1, gpus=4), NodeGroup(nodes=1, gpus=4, gpu_type="h100")))
+    jobs, options = workload((0.0, "bert", 1, 12)), settings("fifo")
+    with pytest.raises(TraceError, match=r"gpu_type 'h100' was measured for no application in .*; use gpu"):
+        prepare(Run(traces=synthetic_traces(), workload=jobs, cluster=mixed, settings=options))
 
 
 def test_options_out_of_range_are_refused() -> None:

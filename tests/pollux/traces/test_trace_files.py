@@ -1,5 +1,6 @@
 """Trace folders: what is read and interpolated, and what is refused with field and fix."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -82,6 +83,9 @@ def test_between_measured_placements_times_are_linear_in_nodes_gpus_and_batch(tr
         ("placements.csv", "44,32,", "44,-32,", ["line", "local_bsz is '-32'", "0 or more"]),
         ("scalability.csv", "16,64,1024,", "16,64,nan,", ["local_bsz is 'nan'", "a finite number"]),
         ("validation-128.csv", "391.0,391", "inf,391", ["progress is 'inf'", "a finite number"]),
+        ("validation-128.csv", "391.0,391", "1e300,391", ["progress is '1e+300'", "at most 1e+30"]),
+        ("placements.csv", "44,32,", "44,32.5,", ["line", "local_bsz is 32.5", "a whole number from 1"]),
+        ("scalability.csv", "16,64,1024,", "16,64,1e12,", ["local_bsz is 1e+12", "to 1e+09"]),
     ],
 )
 def test_damaged_files_are_refused(traces: Path, file: str, old: str, new: str, words: list[str]) -> None:
@@ -129,6 +133,11 @@ def test_an_application_that_was_not_measured_on_the_cluster_is_refused(traces: 
         ("a,0,resnet18,1,none\n", ["batch_size is 'none'", "a finite number"]),
         ("a,0,resnet18,1,128\na,5,resnet18,1,128\n", ["line 3", "'a' is there twice"]),
         ("a,0,,1,128\n", ["application is ''", "not empty"]),
+        ("a,True,resnet18,1,128\n", ["line 2", "time is 'True'"]),
+        ("a,0,resnet18,1e300,128\n", ["num_replicas is '1e+300'", "at most"]),
+        ("a,0,resnet18,1,128,5\n", ["more fields than its header"]),
+        ("\n\na,-1,resnet18,1,128\n", ["line 4", "time is '-1'"]),
+        ("a,0,resnet18,1,128\n\nb,0,resnet18,0,128\n", ["line 4", "num_replicas is 0"]),
         ("", ["no row below its header"]),
     ],
 )
@@ -141,12 +150,29 @@ def test_a_wrong_workload_is_refused(tmp_path: Path, rows: str, words: list[str]
         assert word in str(refused.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'a,"b\n', b"name,time\n"])
+def test_blank_lines_are_no_submissions_and_their_order_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "workload-1.csv"
+    path.write_text(HEADER + "a,9,resnet18,1,128\n\n,,,,\nb,0,resnet18,1,128\n\n")
+    requests = read_workload(path).requests
+    assert [(each.name, each.submitted_s) for each in requests] == [("a", 9.0), ("b", 0.0)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe\x00", b'a,"b\n', b"name,time\n", HEADER.replace("time", "time,time").encode() + b"a\n"],
+)
 def test_what_is_no_workload_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "workload-1.csv"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=r"workload-1\.csv"):
         read_workload(path)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    for path in (tmp_path, tmp_path / "pipe.csv"):
+        with pytest.raises(TraceError, match="is no file"):
+            read_workload(path)
 
 
 @pytest.mark.needs("traces")
