@@ -24,8 +24,8 @@ def autoscale(
     nodes: Annotated[int, typer.Option(min=1, max=1000, help="Most nodes on offer.")] = 16,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=9, help="GPUs on each of them.")] = 4,
     gpu_type: Annotated[str, typer.Option(help="Type of GPU, by the suffix of its trace files.")] = "gpu",
-    interval: Annotated[float, typer.Option(min=1, help="Seconds between decisions.")] = 60.0,
-    restart_s: Annotated[float, typer.Option(min=0, help="Seconds that a restart costs.")] = 30.0,
+    interval: Annotated[float, typer.Option(min=1, max=86400, help="Seconds between decisions.")] = 60.0,
+    restart_s: Annotated[float, typer.Option(min=0, max=1e6, help="Seconds that a restart costs.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """Rent nodes for one training, deciding by goodput and by throughput: time, cost and efficiency.

@@ -41,6 +41,7 @@ def report(
     from pollux.errors import ConfigError, PolluxError
     from pollux.report.catalog import ORDER
     from pollux.report.page import write_report
+    from pollux.simulate.files import check_folder
     from pollux.simulate.synthetic import synthetic_traces
 
     folder, names = traces or synthetic_traces(), workload or ["workload-1"]
@@ -50,6 +51,7 @@ def report(
         else "."
     )
     try:
+        check_folder("--out", out)
         parts = list(_parts(folder, names, only or [], out / "simulations", quick=quick, jobs=jobs))
         if not parts:
             raise ConfigError(f"--only {only}: no section has such a key, or its workloads are not there")

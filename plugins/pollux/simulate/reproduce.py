@@ -1,15 +1,19 @@
 """The published results to reproduce: which simulations they take, and how near ours come."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as document
 
 from pollux.errors import TraceError
 from pollux.simulate.runner import Run, load
 from pollux.simulate.setup import read_setup, run_settings, uniform
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import decode
 
 LOADS = ("0.5", "1.0", "1.5", "2.0")
 INTERVALS_S = {"30s": 30.0, "2m": 120.0, "4m": 240.0, "8m": 480.0}
@@ -54,6 +58,23 @@ class Case:
         )
 
 
+_Times = Mapping[str, Annotated[float, Field(gt=0)]]
+"""Mean completion times in seconds by workload."""
+
+
+@document(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="ignore", allow_inf_nan=False))
+class Published:
+    """The published results: by policy and load; of pollux by interval, and by interference."""
+
+    load: Mapping[str, Mapping[str, _Times]]
+    interval: Mapping[str, _Times]
+    interference: Mapping[str, _Times]
+
+    def at_load(self, policy: str, load: str) -> _Times:
+        """Nothing where a folder has no such results."""
+        return self.load.get(policy, {}).get(load, {})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One line of the table. ``ratio`` is ours over the published mean; ``done`` of ``cases`` were run."""
@@ -84,24 +105,18 @@ def cases(traces: Path) -> list[Case]:
     ]
 
 
-def _reference(traces: Path) -> Mapping[str, Any]:
+def _reference(traces: Path) -> Published:
     path = traces / REFERENCE_FILE
     try:
-        reference = json.loads(path.read_text(encoding="utf-8"))
-        missing = [
-            key for key in ("load", "interval", "interference") if not isinstance(reference.get(key), dict)
-        ]
-    except (OSError, ValueError, AttributeError) as error:
+        return decode(Published, path.read_bytes())
+    except (OSError, DocumentError) as error:
         raise TraceError(f"{path}: cannot be read: {error}; it holds the published results") from None
-    if missing:
-        raise TraceError(f"{path}: {missing[0]!r} is missing")
-    return dict(reference)
 
 
-def _baselines(reference: Mapping[str, Any]) -> Iterator[Case]:
+def _baselines(reference: Published) -> Iterator[Case]:
     for policy in ("tiresias", "optimus"):
         for load_name in LOADS:
-            for name, seconds in reference["load"][policy][load_name].items():
+            for name, seconds in reference.at_load(policy, load_name).items():
                 yield Case(
                     group=f"{policy} load {load_name}",
                     workload=f"philly-{load_name}/{name}",
@@ -111,21 +126,20 @@ def _baselines(reference: Mapping[str, Any]) -> Iterator[Case]:
                 )
 
 
-def _pollux(reference: Mapping[str, Any]) -> Iterator[Case]:
-    published = reference["load"]["pollux"]
+def _pollux(reference: Published) -> Iterator[Case]:
     for seed in SEEDS:
         for load_name in LOADS:
             if seed and load_name != "1.0":
                 continue
-            for name, seconds in published[load_name].items():
+            for name, seconds in reference.at_load("pollux", load_name).items():
                 yield _case(f"pollux load {load_name}", f"philly-{load_name}/{name}", seconds, seed, {})
         if seed == 0:
             for key, interval_s in reversed(INTERVALS_S.items()):
-                for name, seconds in reference["interval"][key].items():
+                for name, seconds in reference.interval.get(key, {}).items():
                     options = {"interval_s": interval_s}
                     yield _case(f"pollux interval {key}", f"philly-1.0/{name}", seconds, 0, options)
         for key, (avoid, share) in INTERFERENCE.items():
-            for name, seconds in reference["interference"][key].items():
+            for name, seconds in reference.interference.get(key, {}).items():
                 options = {"avoid_interference": avoid, "interference": share}
                 yield _case(f"pollux {key}", f"philly-1.0/{name}", seconds, seed, options)
 
@@ -136,11 +150,11 @@ def _case(group: str, workload: str, seconds: float, seed: int, options: Mapping
     )
 
 
-def _policy(policy: str, traces: Path, reference: Mapping[str, Any]) -> Iterator[Case]:
+def _policy(policy: str, traces: Path, reference: Published) -> Iterator[Case]:
     """Sia on its own cluster; ours there and on Pollux's."""
     if policy == "ours":
         for load_name in ("1.0", "0.5", "1.5", "2.0"):
-            for name, seconds in reference["load"]["pollux"][load_name].items():
+            for name, seconds in reference.at_load("pollux", load_name).items():
                 for fits in (False, True):
                     yield Case(
                         group=f"ours load {load_name}" + (" with earlier fits" if fits else ""),

@@ -274,7 +274,50 @@ def test_a_damaged_result_is_simulated_again(
     assert json.loads(kept.read_text())["result"] == whole
 
 
-def test_reproduce_needs_the_published_results(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("", "Invalid JSON"),
+        ("[]", "should be an object"),
+        ('{"load": {}}', "interval: missing"),
+        ('{"load": {"pollux": 5}, "interval": {}, "interference": {}}', "load.pollux"),
+        (
+            '{"load": {}, "interval": {"8m": {"workload-1": "x"}}, "interference": {}}',
+            "interval.8m.workload-1",
+        ),
+        (
+            '{"load": {}, "interval": {"8m": {"workload-1": -1}}, "interference": {}}',
+            "interval.8m.workload-1",
+        ),
+    ],
+)
+def test_reproduce_needs_the_published_results(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "reference-results.json").write_text(text)
     done = CliRunner().invoke(app, ["bench", "reproduce", "--traces", str(tmp_path)])
     assert done.exit_code == 2
-    assert "reference-results.json" in done.output
+    assert "reference-results.json" in done.output and words in done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["bench", "reproduce", "--state", "FILE"], "--state FILE: FILE is a file; name a folder"),
+        (["bench", "reproduce", "--only", "tires", "--state", "FILE/x"], "FILE is a file"),
+        (["bench", "reproduce", "--only", "best"], "no group begins so; there are tiresias load 0.5, "),
+        (["report", "--out", "FILE"], "--out FILE: FILE is a file; name a folder"),
+        (["autoscale", "--restart-s", "inf"], "--restart-s"),
+        (["autoscale", "--interval", "inf"], "--interval"),
+    ],
+)
+def test_commands_over_many_simulations_refuse_in_words(
+    published: Path, tmp_path: Path, command: list[str], words: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    options = [] if command[0] == "autoscale" else ["--traces", str(published)]
+    done = CliRunner().invoke(app, [*(word.replace("FILE", str(file)) for word in command), *options])
+    assert done.exit_code == 2
+    assert words.replace("FILE", str(file)) in done.output
+    assert file.read_text() == "x"

@@ -35,12 +35,18 @@ def reproduce(
     """
     from pollux.cli.crowd import run_cases
     from pollux.errors import ConfigError, PolluxError
+    from pollux.simulate.files import check_folder
     from pollux.simulate.reproduce import cases, judge
 
     try:
-        every = [case for case in cases(traces) if not only or case.group.startswith(tuple(only))]
+        known = cases(traces)
+        every = [case for case in known if not only or case.group.startswith(tuple(only))]
         if not every:
-            raise ConfigError(f"--only {only}: no group begins so; leave it out to see all of them")
+            names = ", ".join(dict.fromkeys(case.group for case in known))
+            raise ConfigError(
+                f"--only {' '.join(only or ())}: no group begins so; there are {names or 'none'}"
+            )
+        check_folder("--state", state)
         done = _open(state, traces, resume)
         left = [case for case in every if case.name not in done]
         done |= run_cases(traces, left, state, jobs, without=LEFT_OUT)
