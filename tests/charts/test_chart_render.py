@@ -238,6 +238,16 @@ def test_the_notes_say_which_host_mlflow_must_allow() -> None:
     assert "without it nothing is scheduled" in hinted
 
 
+@pytest.mark.parametrize(
+    ("given", "want"), [({}, None), ({"fairnessP": 0}, 0.0), ({"fairnessP": -0.5}, -0.5)]
+)
+def test_the_fairness_exponent_is_the_policy_s_own_unless_it_is_given(
+    given: dict[str, float], want: float | None
+) -> None:
+    data = named(render({"scheduler": given}), "ConfigMap", "pollux-settings")["data"]
+    assert settings(data).fairness_p == want
+
+
 def test_every_value_is_described_and_in_the_readme() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
