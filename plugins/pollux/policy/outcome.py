@@ -28,12 +28,16 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """A program's choice as placements, and the gain of what found a place."""
+    """A program's choice as placements, and the gain of what found a place.
+
+    ``faithful``: every job that must get GPUs has found a place.
+    """
 
     instance: Instance
     choice: Choice
     placements: list[Mapping[str, int]]
     gain: float
+    faithful: bool
 
 
 class Formulate(Protocol):
@@ -62,11 +66,14 @@ def decide_by_program(snapshot: Snapshot, policy: str, formulate: Formulate) -> 
 
 
 def best_plan(instances: Iterable[Instance]) -> Solved:
-    """The first program whose every chosen job finds a place, else the one that places most gain."""
+    """The first program whose every chosen job finds a place, else the one that places most gain.
+
+    One that leaves a job without GPUs that must get some is taken only where all do.
+    """
     best: Solved | None = None
     for instance in instances:
         solved, lost = _solve(instance)
-        if best is None or solved.gain > best.gain:
+        if best is None or (solved.faithful, solved.gain) > (best.faithful, best.gain):
             best = solved
         if not lost:
             break
@@ -81,4 +88,6 @@ def _solve(instance: Instance) -> tuple[Solved, bool]:
     chosen = [(row, option) for row, option in enumerate(choice.option.tolist()) if option >= 0]
     gain = float(sum(instance.gain[option] for row, option in chosen if placements[row]))
     lost = any(not placements[row] for row, _ in chosen)
-    return Solved(instance=instance, choice=choice, placements=placements, gain=gain), lost
+    faithful = all(placements[row] for row in np.flatnonzero(instance.must))
+    solved = Solved(instance=instance, choice=choice, placements=placements, gain=gain, faithful=faithful)
+    return solved, lost
