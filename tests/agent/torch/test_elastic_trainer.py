@@ -281,7 +281,7 @@ def test_an_optimizer_that_the_agent_does_not_know_can_be_made_known(
 def test_what_the_trainer_logs_can_be_watched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, is_logged: bool
 ) -> None:
-    elastic(tmp_path, watch=name, logging_steps=1).train()
+    elastic(tmp_path, watch=name, logging_steps=1, num_train_epochs=3).train()
     assert (f"watch: '{name}' was not logged in 10 steps" not in caplog.text) == is_logged
 
 
