@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pollux.policy.models import accepts, job_limit
+from pollux.policy.options import is_reserved
 from pollux.policy.problem import Bools, Floats, Ints, Problem
 from pollux.policy.tables import models_of
 from pollux.snapshot import Job, Snapshot
@@ -81,10 +82,8 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
         parts.append(f"for the restart, the change counts at {facts.factor[row]:.2f} of its worth")
     if after < before:
         parts.append(_beneficiaries(gainers))
-    if facts.pinned[row] and job.restarting:
-        parts.append("it is restarting, and is left alone until it trains")
-    elif facts.pinned[row]:
-        parts.append("it may not be preempted, so it keeps what it holds")
+    if facts.pinned[row]:
+        parts.append(_pin(job, snapshot.now_unix_s))
     elif 0 < after == job_limit(job) < job.max_gpus:
         parts.append(_limit(job, after))
     if not fitted:
@@ -92,6 +91,15 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
         parts.append("it counts as scaling perfectly" if known else _UNFITTED)
     parts.extend(job.remarks)
     return Reason(text="; ".join(part for part in parts if part), fitted=fitted)
+
+
+def _pin(job: Job, now_unix_s: float) -> str:
+    """What keeps a pinned job where it is."""
+    if not job.preemptible:
+        return "it may not be preempted, so it keeps what it holds"
+    if is_reserved(job, now_unix_s) and job.num_gpus >= job.min_gpus:
+        return "its reservation lasts, so it keeps what it holds"
+    return "it is restarting, and is left alone until it trains"
 
 
 def _headline(job: Job, snapshot: Snapshot, before: int, after: int, *, moved: bool) -> str:

@@ -1,13 +1,13 @@
 """Why one job gets what it gets: what each configuration is worth to it, and which rule binds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from pollux.errors import SnapshotError
-from pollux.policy import HEED_CLAIMS
+from pollux.policy import HEED_CLAIMS, STUDIED
 from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
 from pollux.policy.reasons import in_gpus
@@ -64,7 +64,10 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
     row = _row(snapshot, job_id)
     job = snapshot.jobs[row]
     answer = decision.jobs[job.job_id]
-    options = options_of(snapshot) if any(node.gpus for node in snapshot.nodes) else None
+    seen = snapshot
+    if not _heeds_claims(decision):
+        seen = replace(snapshot, jobs=tuple(_without_claims(each) for each in snapshot.jobs))
+    options = options_of(seen) if any(node.gpus for node in snapshot.nodes) else None
     alternatives = () if options is None else _alternatives(snapshot, decision, options, row)
     return Explanation(
         job_id=job.job_id,
@@ -98,6 +101,24 @@ def _row(snapshot: Snapshot, wanted: str) -> int:
 def _some(ids: Iterable[str]) -> str:
     first = list(islice(ids, _LISTED + 1))
     return ", ".join(first[:_LISTED]) + (", ..." if len(first) > _LISTED else "") or "no jobs"
+
+
+def _heeds_claims(decision: Decision) -> bool:
+    """Whether the policy leaves jobs alone that are reserved or restarting."""
+    return decision.policy in HEED_CLAIMS or decision.policy in STUDIED
+
+
+def _without_claims(job: Job) -> Job:
+    return replace(job, reserved_from_unix_s=None, reserved_until_unix_s=None, restarting=False)
+
+
+def _pin(snapshot: Snapshot, job: Job) -> str:
+    """What keeps a pinned job where it is."""
+    if not job.preemptible:
+        return "that it may not be preempted"
+    if is_reserved(job, snapshot.now_unix_s) and job.num_gpus >= job.min_gpus:
+        return "its reservation"
+    return "its restart, which is not over"
 
 
 def _worth(placement: Placement, same: Iterable[Alternative]) -> float | None:
@@ -148,8 +169,7 @@ def _binding(snapshot: Snapshot, decision: Decision, job: Job, options: Options 
     if options is None:
         return "the cluster has no GPU to give"
     if options.present.pinned[row]:
-        why = "its reservation" if is_reserved(job, snapshot.now_unix_s) else "that it may not be preempted"
-        return f"{why}: it keeps exactly what it holds"
+        return f"{_pin(snapshot, job)}: it keeps exactly what it holds"
     mine = np.flatnonzero(options.job == row)
     if not len(mine):
         return _impossible(job, options)

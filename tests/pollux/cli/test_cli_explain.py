@@ -204,6 +204,31 @@ def test_baselines_say_no_goodput_and_the_configuration_tells_it(tmp_path: Path)
     assert answer["goodput"] == answer["goodput_now"] == answer["alternatives"][0]["goodput"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize(
+    ("change", "binding"),
+    [
+        ({"preemptible": False}, "that it may not be preempted"),
+        ({"restarting": True}, "its restart"),
+        ({"reserved_from_unix_s": 1.0}, "its reservation"),
+        ({"reserved_from_unix_s": 1.0, "restarting": True, "min_gpus": 2}, "its restart"),
+    ],
+)
+def test_what_keeps_a_job_where_it_is_is_told_by_policies_that_heed_it_alone(
+    policy: str, change: dict[str, object], binding: str, tmp_path: Path
+) -> None:
+    asked = make_job("asked", placement={"n0": 1}, max_gpus=4, **change)
+    snapshot = make_snapshot([asked], nodes={"n0": 4}, policy=PolicySettings(name=policy))
+    answer = explained(saved(tmp_path, snapshot), "asked")
+    heeded = binding == "that it may not be preempted" or policy in ("sia", "ours")
+    pinned = f"{binding}" in str(answer["binding"]) and "keeps exactly what it holds" in str(
+        answer["binding"]
+    )
+    assert pinned is heeded, answer["binding"]
+    if not heeded:
+        assert "keeps exactly" not in str(answer["binding"])
+
+
 def test_a_job_is_found_by_its_id_before_another_s_name_and_never_by_half_a_guess(tmp_path: Path) -> None:
     jobs = [make_job("a", name="b"), make_job("b", name="twin"), make_job("c", name="twin")]
     path = saved(tmp_path, make_snapshot(jobs))
