@@ -1,8 +1,8 @@
 """The Pollux policy: the allocation of highest goodput fitness (OSDI '21, section 4.2). Pure and seeded.
 
-Where there are several types of GPU, or nodes of several sizes, a matrix has the nodes as they are. Sia (section
-4.3) cuts them into virtual nodes of equal size for it, since the published search knows one size only; this one
-need not take a placement within a large node for one that spans several.
+Where there are several types of GPU, or nodes of several sizes, a matrix has the nodes as they are. Sia
+(section 4.3) cuts them into virtual nodes of equal size for it, since the published search knows one size
+only; this one need not take a placement within a large node for one that spans several.
 """
 
 import json
