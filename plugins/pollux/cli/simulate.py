@@ -118,16 +118,6 @@ def simulate(
         "workloads": [answer.result for answer in answers],
         "mean": mean([answer.result for answer in answers]),
     }
-    try:
-        write_document(out, results)
-        write_document(timings, {"workloads": [answer.timing for answer in answers]})
-        if plot is not None:
-            from pollux.simulate.pictures import save_pictures
-
-            save_pictures(plot, results["workloads"], gpus=sum(setup.gpus_of.values()))
-    except OSError as error:
-        typer.echo(f"pollux simulate: cannot be written: {error}; free the disk or its rights", err=True)
-        raise typer.Exit(1) from None
     late = sum(answer.timing["timed_out"] for answer in answers)
     if late:
         typer.echo(
@@ -139,6 +129,16 @@ def simulate(
         typer.echo(json.dumps(results["mean"], sort_keys=True))
     else:
         _print(answers, settings.policy.name)
+    try:
+        write_document(out, results)
+        write_document(timings, {"workloads": [answer.timing for answer in answers]})
+        if plot is not None:
+            from pollux.simulate.pictures import save_pictures
+
+            save_pictures(plot, results["workloads"], gpus=sum(setup.gpus_of.values()))
+    except OSError as error:
+        typer.echo(f"pollux simulate: cannot be written: {error}; free the disk or its rights", err=True)
+        raise typer.Exit(1) from None
 
 
 def _run(runs: "Sequence[Run]", processes: int | None) -> "list[Answer]":

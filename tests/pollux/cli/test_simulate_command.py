@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pollux.cli.simulate import app
-from pollux.simulate import runner
+from pollux.simulate import files, runner
 from pollux.simulate.synthetic import synthetic_traces
 
 WORKLOAD = "name,time,application,num_replicas,batch_size\na,0,bert,2,48\nb,100,deepspeech2,2,80\n"
@@ -121,6 +121,19 @@ def test_a_place_that_takes_no_results_is_told_before_anything_runs(
     assert done.exit_code == 2, done.output
     assert words in " ".join(done.output.split())
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_on_a_disk_that_is_full_in_the_end_the_figures_are_still_shown(
+    workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, document: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_document", full)
+    done = simulate("--workload", workload, "--policy", "fifo", "--out", tmp_path / "r.json", "--json")
+    assert done.exit_code == 1
+    assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["avg_jct_s"] > 0
 
 
 @pytest.mark.parametrize(
