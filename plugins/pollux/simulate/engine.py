@@ -80,8 +80,9 @@ class Simulation:
         for request, app in self._arrivals:
             if app.is_pipeline and settings.policy.name not in WHOLE_REPLICAS:
                 raise TraceError(
-                    f"{workload.where(request)}: is hybrid-parallel, and policy {settings.policy.name} does "
-                    f"not give whole replicas; use {' or '.join(sorted(WHOLE_REPLICAS))}"
+                    f"{workload.where(request)}: {app.name} is hybrid-parallel, and policy "
+                    f"{settings.policy.name} does not give whole replicas; "
+                    f"use {' or '.join(sorted(WHOLE_REPLICAS))}"
                 )
             check_request(workload, request, app, cluster, self._kind)
         self._waiting = list(reversed(self._arrivals))

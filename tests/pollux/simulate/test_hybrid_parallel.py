@@ -9,7 +9,7 @@ from pollux.errors import TraceError
 from pollux.simulate.engine import Outcome
 from pollux.simulate.follow import Course, follow
 from pollux.simulate.results import summary
-from pollux.simulate.runner import Run
+from pollux.simulate.runner import Run, prepare
 from pollux.simulate.setup import ClusterSetup, NodeGroup, run_settings
 from pollux.simulate.synthetic import synthetic_traces
 from pollux.traces import Request, Workload, read_application
@@ -110,3 +110,14 @@ def test_the_recorded_one_scales_linearly(recorded: Path) -> None:
         ideal = [rate[0] * sum(shape) / sum(shapes[0]) for shape in shapes]
         assert rate == pytest.approx(ideal, rel=0.05)
     assert app.step_times("dgx-ext", (2,), 48)[0] == pytest.approx(3 * 49 * 0.144, rel=1e-3)
+
+
+def test_a_cluster_without_room_for_one_replica_is_refused(traces: Path) -> None:
+    gpt = Request(name="gpt", submitted_s=0.0, application="gpt_pmp", num_gpus=2, batch_size=48)
+    jobs = Workload(name="workload-1", set="test", requests=(gpt,))
+    settings = run_settings(policy="ours", avoid_interference=None, fairness_p=None, seed=0)
+    small = ClusterSetup(groups=(NodeGroup(nodes=1, gpus=4, gpu_type="rtx"),))
+    with pytest.raises(
+        TraceError, match=r"job 'gpt' .*one replica takes 8 GPUs, and the cluster has too few"
+    ):
+        prepare(Run(traces=traces, workload=jobs, cluster=small, settings=settings))
