@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread makes arrays as small as the tests' slower
+
 pytest_plugins = ("airflow_rim",)
 
 TOP = Path(__file__).resolve().parents[1]
