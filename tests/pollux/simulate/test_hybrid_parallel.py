@@ -117,7 +117,5 @@ def test_a_cluster_without_room_for_one_replica_is_refused(traces: Path) -> None
     jobs = Workload(name="workload-1", set="test", requests=(gpt,))
     settings = run_settings(policy="ours", avoid_interference=None, fairness_p=None, seed=0)
     small = ClusterSetup(groups=(NodeGroup(nodes=1, gpus=4, gpu_type="rtx"),))
-    with pytest.raises(
-        TraceError, match=r"job 'gpt' .*one replica takes 8 GPUs, .* has too few"
-    ):
+    with pytest.raises(TraceError, match=r"job 'gpt' .*one replica takes 8 GPUs, .* has too few"):
         prepare(Run(traces=traces, workload=jobs, cluster=small, settings=settings))
