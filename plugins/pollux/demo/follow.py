@@ -2,12 +2,22 @@
 
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pollux.airflow_api import AirflowApi
-from pollux.demo.jobs import SCHEDULE_DAG, TASK, TRAIN_DAG, DemoJob, DemoPlan, JobSize
+from pollux.demo.jobs import (
+    SCHEDULE_DAG,
+    TASK,
+    TRAIN_DAG,
+    DemoJob,
+    DemoPlan,
+    JobSize,
+    growth_of,
+    size_jobs,
+)
 from pollux.demo.observe import ClusterNow, JobView, Observer
+from pollux.demo.sizing import Timing, speed_seen
 from pollux.errors import AirflowApiError, AirflowUnavailable, ClusterUnavailable, DemoError
 
 POLL_S = 1.0
@@ -46,9 +56,11 @@ class Watching:
 
 
 def is_due(plan: DemoPlan, now: ClusterNow, *, since_last_s: float, capacity: int) -> bool:
-    """Whether to submit the next job: every slot and every job is at work, or patience is at an end."""
-    everyone_works = all(job.is_at_work for job in now.jobs if job.phase not in (None, "done"))
-    return (everyone_works and now.gpus_at_work >= capacity) or since_last_s >= plan.patience_s
+    """Whether to submit the next job: every slot and every job is at work, or no job is, or patience is at an
+    end."""
+    active = [job for job in now.jobs if job.phase not in (None, "done")]
+    full = all(job.is_at_work for job in active) and now.gpus_at_work >= capacity
+    return full or not active or since_last_s >= plan.patience_s
 
 
 def await_dags(api: AirflowApi, *, stall_s: float, logs: Path) -> None:
@@ -68,7 +80,11 @@ def await_dags(api: AirflowApi, *, stall_s: float, logs: Path) -> None:
 
 
 class Follower:
-    """One training phase, over the jobs of a plan with their sizes by name."""
+    """One training phase, over the jobs of a plan.
+
+    ``sizes`` are by name and ``timings`` by script. When the second job is due, the first one has shown how
+    fast scripts really train here, by which the sizes of all that follow are corrected.
+    """
 
     def __init__(
         self,
@@ -77,12 +93,14 @@ class Follower:
         observer: Observer,
         *,
         sizes: Mapping[str, JobSize],
+        timings: Mapping[str, Timing],
         state: Path,
+        say: Callable[[str], None],
     ) -> None:
         self._plan, self._api, self._observer = plan, api, observer
-        self._sizes, self._state = sizes, state
+        self.sizes, self._timings = dict(sizes), timings
+        self._state, self._say = state, say
         self._capacity = plan.nodes.num_slots
-        self._targets = {name: size.target_progress for name, size in sizes.items()}
         self._runs: dict[str, str] = {}
         self._submitted_s = 0.0
 
@@ -101,7 +119,8 @@ class Follower:
                 time.sleep(POLL_S)
                 continue
             elapsed_s = time.monotonic() - began_s
-            show(Watching(elapsed_s=elapsed_s, now=now, runs=dict(self._runs), targets=self._targets))
+            targets = {name: size.target_progress for name, size in self.sizes.items()}
+            show(Watching(elapsed_s=elapsed_s, now=now, runs=dict(self._runs), targets=targets))
             self._check_failed(now)
             if len(self._runs) == len(self._plan.jobs) and set(self._runs.values()) == {"success"}:
                 return
@@ -117,11 +136,21 @@ class Follower:
         due = is_due(self._plan, now, since_last_s=since_s, capacity=self._capacity)
         if self._runs and not (due and known == len(self._runs)):
             return
+        if len(self._runs) == 1:
+            self._correct_sizes(now.jobs[0])
         job = self._plan.jobs[len(self._runs)]
-        form = job.form(epochs=self._sizes[job.name].epochs, max_gpus=self._capacity)
+        form = job.form(epochs=self.sizes[job.name].epochs, max_gpus=self._capacity)
         run = self._api.trigger(TRAIN_DAG, form, run_id=job.run_id, exist_ok=True)
         self._runs[job.name] = run.state
         self._submitted_s = time.monotonic()
+
+    def _correct_sizes(self, first: JobView) -> None:
+        """Of the jobs behind the first one, which has had the cluster to itself so far."""
+        plan, timing = self._plan, self._timings[self._plan.jobs[0].script]
+        faster = speed_seen(timing, growth_of(plan, timing), progress=first.progress, seconds=first.trained_s)
+        self.sizes |= size_jobs(replace(plan, jobs=plan.jobs[1:]), self._timings, faster=faster)
+        told = ", ".join(f"{job.name} {self.sizes[job.name].epochs} epochs" for job in plan.jobs[1:])
+        self._say(f"{first.name} trains {faster:.2f} x as fast as it was timed, so: {told}")
 
     def _ask_airflow(self) -> None:
         for job in self._plan.jobs[: len(self._runs)]:

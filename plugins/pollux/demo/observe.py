@@ -20,7 +20,10 @@ _WINDOW_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job as it is now. ``goodput`` is measured: useful samples per second over the last steps."""
+    """One job as it is now. ``goodput`` is measured: useful samples per second over the last steps.
+
+    ``progress`` was made in the ``trained_s`` seconds since its first start.
+    """
 
     name: str
     phase: Phase | None = None
@@ -28,6 +31,7 @@ class JobView:
     incarnation: int = 0
     step: int = 0
     progress: float = 0.0
+    trained_s: float = 0.0
     batch_size: int = 0
     goodput: float | None = None
     message: str = ""
@@ -92,6 +96,7 @@ class Observer:
             incarnation=found.status.incarnation,
             step=last.step if last else 0,
             progress=last.progress if last else 0.0,
+            trained_s=trained_s(folder, last) if last else 0.0,
             batch_size=batch_size(events),
             goodput=measured_goodput(events, initial_batch_size=job.initial_batch_size),
             message=found.status.message,
@@ -105,6 +110,15 @@ def newest_events(folder: JobFolder, incarnation: int) -> list[Event]:
         if events and events[-1].event != "start":
             return events
     return []
+
+
+def trained_s(folder: JobFolder, last: Event) -> float:
+    """Seconds from rank 0's first start to its ``last`` event; 0 where no file tells."""
+    try:
+        with folder.events(1, 0).open("rb") as file:
+            return last.t_unix_s - decode(Event, file.readline()).t_unix_s
+    except (OSError, DocumentError):
+        return 0.0
 
 
 def last_events(path: Path) -> list[Event]:

@@ -20,6 +20,7 @@ from pollux.demo.kube import KubeChoice, kube_site
 from pollux.demo.observe import Observer
 from pollux.demo.picture import PICTURE_SUFFIXES, save_picture
 from pollux.demo.site import Site, local_site
+from pollux.demo.sizing import Timing
 from pollux.demo.summary import (
     CheckSummary,
     DemoSummary,
@@ -107,7 +108,7 @@ def _run(
         with ExitStack() as stack:
             with StartProgress() as progress:
                 record = stack.enter_context(running_stack(stack_plan, follow=progress))
-            _train(plan, sizes, record, site, console)
+            sizes = _train(plan, sizes, timings, record, site, console)
             console.print("stopping the stack")
     total_s = time.monotonic() - began_s
     console.print("checking what the run left behind")
@@ -131,22 +132,36 @@ def _site(
 
 
 def _train(
-    plan: DemoPlan, sizes: Mapping[str, JobSize], stack: StackRecord, site: Site, console: Console
-) -> None:
-    """Submit, follow to the end, and export what Airflow says."""
+    plan: DemoPlan,
+    sizes: Mapping[str, JobSize],
+    timings: Mapping[str, Timing],
+    stack: StackRecord,
+    site: Site,
+    console: Console,
+) -> Mapping[str, JobSize]:
+    """Submit, follow to the end, and export what Airflow says; the sizes that the jobs were given."""
     state = stack.plan.state
     console.print(f"Airflow is at {stack.airflow_url}, MLflow at {stack.mlflow_url}", soft_wrap=True)
     console.print(f"user and password are in {stack.login}", soft_wrap=True)
     with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
         await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
         observer = Observer(site.look(state), state)
-        follower = Follower(plan, api, observer, sizes=sizes, state=state)
+        follower = Follower(
+            plan,
+            api,
+            observer,
+            sizes=sizes,
+            timings=timings,
+            state=state,
+            say=lambda line: console.print(f"  {line}", highlight=False),
+        )
         with LiveView(console, capacity=plan.nodes.num_slots) as view:
             follower.run(view)
         console.print("waiting for the last figures, then exporting Airflow's answers")
         await_runs(state / DATABASE, num_runs=len(plan.jobs), timeout_s=plan.interval_s + 15)
         end_schedule(api, stall_s=plan.stall_s, logs=state / "logs")
         export_answers(api, state)
+    return follower.sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

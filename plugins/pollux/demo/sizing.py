@@ -12,6 +12,7 @@ from pollux_agent.protocol import Event
 GAIN_PER_DOUBLING = 1.5
 """Speed on 2n slots over that on n: the local cluster's bench demands 1.5 for 4 slots over 1, and small
 models on slots that are shares of a few cores gain about this much from one doubling."""
+_MOST = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,18 @@ def seconds_alone(timing: Timing, growth: Growth, epochs: int) -> float:
 def epochs_for(timing: Timing, growth: Growth, seconds: float) -> int:
     """The number of epochs, one at least, that lasts nearest to ``seconds`` for a job alone."""
     return max(1, round(progress_alone(timing, growth, seconds) / timing.epoch_progress))
+
+
+def speed_seen(timing: Timing, growth: Growth, *, progress: float, seconds: float) -> float:
+    """Speed of a training over what ``timing`` promised, from its ``progress`` in the ``seconds`` since its
+    start, with the cluster to itself; 1 while there is none, and within a factor of 4.
+
+    A machine may be much slower or faster minutes after its scripts were timed.
+    """
+    promised = progress_alone(timing, growth, seconds)
+    if progress <= 0 or promised <= 0:
+        return 1.0
+    return min(max(progress / promised, 1 / _MOST), _MOST)
 
 
 def timing_from(events: Sequence[Event], *, epochs: int) -> Timing:

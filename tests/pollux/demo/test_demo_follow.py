@@ -34,8 +34,16 @@ def view(**changes: object) -> JobView:
         (view(phase="starting"), 1.0, False),
         (view(step=0), 1.0, False),
         (view(placement={"node-0": 2}), 10_000.0, True),
+        (view(phase="done", placement={}), 1.0, True),
     ],
-    ids=["every slot is at work", "slots are free", "still starting", "no step yet", "patience is at an end"],
+    ids=[
+        "every slot is at work",
+        "slots are free",
+        "still starting",
+        "no step yet",
+        "patience is at an end",
+        "nobody is at work",
+    ],
 )
 def test_the_next_job_comes_when_somebody_has_to_shrink_for_it(
     job: JobView, since_s: float, want: bool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.demo.observe import batch_size, last_events, measured_goodput, newest_events
+from pollux.demo.observe import batch_size, last_events, measured_goodput, newest_events, trained_s
 from pollux_agent.protocol import Event, JobFolder
 from pollux_agent.records import append_line
 
@@ -38,6 +38,15 @@ def test_while_workers_restart_the_progress_of_those_before_is_shown(tmp_path: P
     assert newest_events(folder, 3)[-1].progress == 7.0
     append_line(folder.events(2, 0), event(25.0, "resume", progress=7.0))
     assert newest_events(folder, 2)[-1].t_unix_s == 25.0
+
+
+def test_a_job_has_trained_since_its_very_first_start(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path)
+    last = event(45.0)
+    assert trained_s(folder, last) == 0.0
+    append_line(folder.events(1, 0), event(5.0, "start"))
+    append_line(folder.events(2, 0), event(20.0, "start"))
+    assert trained_s(folder, last) == 40.0
 
 
 def test_goodput_is_progress_of_the_last_seconds_in_samples() -> None:

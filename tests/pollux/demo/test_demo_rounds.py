@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pollux.demo.jobs import DemoPlan, demo_plan, quick_plan, size_jobs
-from pollux.demo.sizing import Timing
+from pollux.demo.jobs import DemoPlan, demo_plan, growth_of, quick_plan, size_jobs
+from pollux.demo.sizing import Timing, speed_seen
 from pollux.plan import plan as plan_actions
 from pollux.policy import decide
 from pollux.snapshot import Job, Node, PolicySettings, Snapshot
@@ -40,6 +40,7 @@ class Training:
     across: bool = False
     sizes: list[int] = field(default_factory=list)
     trained_s: float = 0.0
+    lasted_s: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -48,6 +49,7 @@ class Training:
     def second(self) -> None:
         if not self.placement:
             return
+        self.lasted_s += 1.0
         if self.starting_s > 0:
             self.starting_s -= 1.0
             return
@@ -109,7 +111,8 @@ def rehearse(
     """The demo's jobs after the last one has ended."""
     alone = GoodputModel(truth, noise, LIMITS).best(1, 1).goodput / LIMITS.initial_batch_size
     timing = Timing(progress_per_s=machine.timed * alone, epoch_progress=EPOCH, start_s=restart_s)
-    sizes = size_jobs(demo, {job.script: timing for job in demo.jobs})
+    timings = {job.script: timing for job in demo.jobs}
+    sizes = size_jobs(demo, timings)
     nodes = tuple(Node(name=node.name, gpus=node.slots) for node in demo.nodes.nodes)
     capacity = demo.nodes.num_slots
     trainings: list[Training] = []
@@ -119,9 +122,15 @@ def rehearse(
         active = [each for each in trainings if each.progress < each.target]
         works = all(each.placement and each.starting_s <= 0 for each in active)
         full = sum(each.gpus for each in active) >= capacity and works
-        due = not trainings or full or now_s - last_s >= demo.patience_s
+        due = not active or full or now_s - last_s >= demo.patience_s
         if due and len(trainings) < len(demo.jobs):
             job = demo.jobs[len(trainings)]
+            if len(trainings) == 1:
+                first = trainings[0]
+                faster = speed_seen(
+                    timing, growth_of(demo, timing), progress=first.progress, seconds=first.lasted_s
+                )
+                sizes = size_jobs(demo, timings, faster=faster)
             target = sizes[job.name].target_progress
             trainings.append(
                 Training(
@@ -167,7 +176,14 @@ def rehearse(
 )
 @pytest.mark.parametrize("restart_s", [3.0, 8.0, 14.0])
 @pytest.mark.parametrize(
-    "machine", [Machine(late_s=0, timed=1.0), Machine(late_s=20, timed=0.85)], ids=["idle", "busy"]
+    "machine",
+    [
+        Machine(late_s=0, timed=1.0),
+        Machine(late_s=20, timed=0.85),
+        Machine(late_s=10, timed=0.3),
+        Machine(late_s=10, timed=1.7),
+    ],
+    ids=["idle", "busy", "faster than timed", "slower than timed"],
 )
 @pytest.mark.parametrize("demo", [demo_plan(), quick_plan()], ids=["demo", "quick"])
 def test_one_job_is_grown_and_one_is_shrunk(

@@ -12,6 +12,7 @@ from pollux.demo.sizing import (
     epochs_for,
     progress_alone,
     seconds_alone,
+    speed_seen,
     stepping_seconds,
     timing_from,
 )
@@ -60,6 +61,24 @@ def test_whatever_the_speed_the_chosen_epochs_last_about_the_wanted_time(
     timing = Timing(progress_per_s=speed, epoch_progress=whole * part, start_s=start_s)
     lasts = seconds_alone(timing, MINUTELY, epochs_for(timing, MINUTELY, seconds))
     assert abs(lasts - seconds) <= start_s + part * seconds * 2
+
+
+@pytest.mark.parametrize(
+    ("progress", "want"), [(55.0, 1.0), (165.0, 3.0), (27.5, 0.5), (0.0, 1.0), (1e6, 4.0), (1e-6, 0.25)]
+)
+def test_a_machine_is_as_fast_as_its_progress_shows_within_bounds(progress: float, want: float) -> None:
+    """One step a second for 55 of the 60 seconds, the others spent on the start."""
+    timing = Timing(progress_per_s=1.0, epoch_progress=10.0, start_s=5.0)
+    assert speed_seen(timing, MINUTELY, progress=progress, seconds=60.0) == pytest.approx(want)
+
+
+def test_jobs_of_a_faster_machine_have_more_epochs_and_last_as_long() -> None:
+    plan, timing = demo_plan(), Timing(progress_per_s=5.0, epoch_progress=9.0, start_s=4.0)
+    timings = {job.script: timing for job in plan.jobs}
+    timed, seen = size_jobs(plan, timings), size_jobs(plan, timings, faster=3.0)
+    for name, size in timed.items():
+        assert seen[name].epochs == pytest.approx(3 * size.epochs, abs=3)
+        assert seen[name].alone_s == pytest.approx(size.alone_s, rel=0.05)
 
 
 def event(t: float, name: str, progress: float) -> Event:
