@@ -105,8 +105,9 @@ def any_params() -> st.SearchStrategy[ThroughputParams]:
 def snapshots(draw: st.DrawFn, max_nodes: int = 5, max_jobs: int = 6) -> Snapshot:
     """Any cluster and jobs: types, pinned jobs, odd bounds, garbage fits, allocations that hold no more."""
     types = draw(st.sampled_from([("gpu",), ("gpu", "a100")]))
+    unit = draw(st.sampled_from([1, 1, 2]))
     nodes = tuple(
-        Node(name=f"n{index}", gpus=draw(st.integers(0, 4)), gpu_type=draw(st.sampled_from(types)))
+        Node(name=f"n{index}", gpus=unit * draw(st.integers(0, 4)), gpu_type=draw(st.sampled_from(types)))
         for index in range(draw(st.integers(1, max_nodes)))
     )
     free = {node.name: node.gpus for node in nodes}

@@ -51,6 +51,7 @@ class Breeder:
         self._speedup = speedup.ravel()
         self._row = np.arange(jobs) * speedup[0].size
         self._factor = problem.factor
+        self._part = None if problem.part is None else problem.part[:, None].astype(np.float64)
 
     def children(self, population: Floats, size: int) -> Floats:
         """``size`` new candidates, each legal, from a population sorted best first."""
@@ -69,7 +70,7 @@ class Breeder:
         """
         sums = np.matmul(population.reshape(-1, population.shape[2]), self._code)
         sums = sums.reshape(*population.shape[:2], 2)
-        gpus, spans = sums[:, :, 0], self._over_nodes(np.minimum(population, 1.0))
+        gpus, spans = sums[:, :, 0], self._spans(population)
         speedup = self._speedups(population, gpus, spans)
         changed = sums[:, :, 1] != self._present_code
         penalised = np.where(changed, self._factor, 1.0) * speedup
@@ -111,7 +112,7 @@ class Breeder:
             before = np.cumsum(rows, axis=1) - rows
             population[over] = np.minimum(np.maximum(limit - before, 0.0), rows)
             gpus = self._over_nodes(population)
-        spans = self._over_nodes(np.minimum(population, 1.0))
+        spans = self._spans(population)
         useless = (gpus > 0) & ((gpus < self._least) | (self._speedups(population, gpus, spans) <= 0))
         useless[:, self._pinned] = False
         population[useless] = 0.0
@@ -214,6 +215,12 @@ class Breeder:
         if self._earlier is None:
             return np.asarray(np.cumsum(population, axis=1) - population)
         return np.asarray(np.matmul(self._earlier, population))
+
+    def _spans(self, population: Floats) -> Floats:
+        """:meth:`Problem.spans`; shape (candidates, jobs)."""
+        if self._part is None:
+            return self._over_nodes(np.minimum(population, 1.0))
+        return self._over_nodes(np.ceil(population / self._part))
 
     def _over_nodes(self, population: Floats) -> Floats:
         """Sums over nodes; shape (candidates, jobs)."""

@@ -83,11 +83,11 @@ class _State:
 
     def __init__(self, problem: Problem, current: Ints) -> None:
         self._problem, self._current = problem, current
-        self._gpus, self._spans = current.sum(axis=1), np.count_nonzero(current, axis=1)
+        everyone = np.arange(len(current))
+        self._gpus, self._spans = current.sum(axis=1), problem.spans(current, everyone)
         self._kind = problem.node_type[np.argmax(current > 0, axis=1)]
         self._off = current - problem.present
         self._differ = np.count_nonzero(self._off, axis=1)
-        everyone = np.arange(len(current))
         speedup = problem.goodputs(current[None])[0] / problem.fair
         self._worth = self._value(everyone, speedup, self._differ > 0)
 
@@ -96,7 +96,7 @@ class _State:
         problem = self._problem
         held, off = self._current[job, node], self._off[job, node]
         gpus, after = self._gpus[job] + more, held + more
-        spans = self._spans[job] + (after > 0) - (held > 0)
+        spans = self._spans[job] + problem.parts(after, job) - problem.parts(held, job)
         kind = np.where(self._gpus[job] > 0, self._kind[job], problem.node_type[node])
         differ = self._differ[job] + (off + more != 0) - (off != 0)
         allowed = (gpus == 0) | ((gpus >= problem.least[job]) & (gpus <= problem.most[job]))

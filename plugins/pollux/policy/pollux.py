@@ -1,8 +1,8 @@
 """The Pollux policy: the allocation of highest goodput fitness (OSDI '21, section 4.2). Pure and seeded.
 
-Where there are several types of GPU, or nodes of several sizes, a matrix has the nodes as they are. Sia
-(section 4.3) cuts them into virtual nodes of equal size for it, since the published search knows one size
-only; this one need not take a placement within a large node for one that spans several.
+On several types of GPU the search takes larger nodes for several virtual ones, all equal, and a row over two
+types becomes one of the type with most of its GPUs, a tie one of the faster: so Sia (section 4.3) ran Pollux,
+whose published search knows one size of node only. The figures of a decision are those of the real nodes.
 """
 
 import json
@@ -14,6 +14,7 @@ import numpy as np
 from pollux.policy.problem import Ints, Problem, all_matrices, formulate
 from pollux.policy.reasons import explain
 from pollux.policy.search import search
+from pollux.policy.virtual import cut
 from pollux.snapshot import Decision, JobDecision, Snapshot
 
 _EXHAUSTIVE = 4000
@@ -27,14 +28,15 @@ def decide(snapshot: Snapshot) -> Decision:
     if not snapshot.jobs or not any(node.gpus for node in snapshot.nodes):
         return _nothing(snapshot)
     problem = formulate(snapshot)
-    everything = all_matrices(problem, _EXHAUSTIVE)
+    searched = cut(problem)
+    everything = all_matrices(searched, _EXHAUSTIVE)
     if everything is not None:
-        order, _ = problem.rank(everything)
+        order, _ = searched.rank(everything)
         population, state = everything[order[:1]], {}
     else:
         settings = snapshot.policy
         population = search(
-            problem,
+            searched,
             _recall(snapshot),
             size=settings.population,
             generations=settings.generations,

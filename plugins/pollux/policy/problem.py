@@ -39,7 +39,8 @@ class Problem:
     ``capacity`` (N), ``node_type`` (N) index of the GPU type, ``allowed`` (J, N), ``least`` and ``most``
     GPUs (J), ``pinned`` (J) rows that may not change, ``present`` (J, N) today's allocation as far as it
     still exists, ``goodput`` (J, T, nodes, GPUs), ``fair`` (J) goodput of the fair share, ``factor`` (J)
-    the REALLOC_FACTOR of a change.
+    the REALLOC_FACTOR of a change. ``part`` (J) is set where goodput counts virtual nodes of so many GPUs
+    (:func:`pollux.policy.virtual.cut`).
     """
 
     capacity: Ints
@@ -55,6 +56,7 @@ class Problem:
     factor: Floats
     fairness_p: float
     avoid_interference: bool = True
+    part: Ints | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,13 +68,26 @@ class Problem:
     def num_types(self) -> int:
         return int(self.goodput.shape[1])
 
+    def parts(self, gpus: Ints, jobs: Ints) -> Ints:
+        """How many nodes the GPUs that job ``jobs[i]`` has on one node count as; broadcast."""
+        if self.part is None:
+            return np.asarray(gpus > 0, dtype=np.int64)
+        return np.asarray(-(-gpus // self.part[jobs]))
+
+    def spans(self, rows: Ints, jobs: Ints) -> Ints:
+        """How many nodes the row (..., n, nodes) of each job in ``jobs`` (n) counts as taking."""
+        return np.asarray(self.parts(rows, jobs[:, None]).sum(axis=-1))
+
     def goodputs(self, population: Ints) -> Floats:
         """Predicted goodput of every job in every candidate; shape (candidates, jobs)."""
-        used = population > 0
-        kind = self.node_type[np.argmax(used, axis=2)]
+        kind = self.node_type[np.argmax(population > 0, axis=2)]
         rows = np.arange(population.shape[1])
         gpus = np.minimum(population.sum(axis=2), self.goodput.shape[3] - 1)
-        return np.asarray(self.goodput[rows, kind, used.sum(axis=2), gpus])
+        return self.worth(rows, kind, self.spans(population, rows), gpus)
+
+    def worth(self, jobs: Ints, kind: Ints, spans: Ints, gpus: Ints) -> Floats:
+        """Entries of the table of goodputs, whose last number of nodes stands for any larger one."""
+        return np.asarray(self.goodput[jobs, kind, np.minimum(spans, self.goodput.shape[2] - 1), gpus])
 
     def changed(self, population: Ints) -> Bools:
         """Which jobs' allocation a candidate changes; shape (candidates, jobs)."""
@@ -89,7 +104,7 @@ class Problem:
         fitness, order = self._sorted(
             self.goodputs(population) / self.fair,
             self.changed(population),
-            np.count_nonzero(population, axis=(1, 2)),
+            self.spans(population, np.arange(jobs)).sum(axis=1),
             population.sum(axis=2) @ np.arange(jobs),
             population.sum(axis=1) @ np.arange(nodes),
         )
@@ -101,14 +116,14 @@ class Problem:
         """
         own, many = current[jobs], len(jobs) + 1
         each = np.arange(1, many)
-        used, gpus = np.count_nonzero(rows, axis=1), rows.sum(axis=1)
+        used, gpus = self.spans(rows, jobs), rows.sum(axis=1)
         kind = self.node_type[np.argmax(rows > 0, axis=1)]
         goodput = np.repeat(self.goodputs(current[None]), many, axis=0)
-        goodput[each, jobs] = self.goodput[jobs, kind, used, gpus]
+        goodput[each, jobs] = self.worth(jobs, kind, used, gpus)
         changed = np.repeat(self.changed(current[None]), many, axis=0)
         changed[each, jobs] = np.any(rows != self.present[jobs], axis=1)
         entries, to_jobs, to_nodes = (np.zeros(many, dtype=np.int64) for _ in range(3))
-        entries[1:] = used - np.count_nonzero(own, axis=1)
+        entries[1:] = used - self.spans(own, jobs)
         to_jobs[1:] = (gpus - own.sum(axis=1)) * jobs
         to_nodes[1:] = (rows - own) @ np.arange(rows.shape[1])
         _, order = self._sorted(goodput / self.fair, changed, entries, to_jobs, to_nodes)
@@ -207,7 +222,7 @@ class Problem:
             row, order, _clip_sum(np.take_along_axis(free, order, axis=1), gpus, axis=1), axis=1
         )
         held = row.sum(axis=1)
-        goodput = self.goodput[jobs, kind, np.count_nonzero(row, axis=1), held]
+        goodput = self.worth(jobs, kind, self.spans(row, jobs), held)
         useless = (held < self.least[jobs]) | (goodput <= 0)
         return np.where(self.pinned[jobs][:, None], own, np.where(useless[:, None], 0, row))
 
@@ -241,7 +256,7 @@ def formulate(snapshot: Snapshot) -> Problem:
         pinned=pinned,
         present=present,
         goodput=goodput,
-        fair=_fair_goodput(goodput, fair_gpus, capacity, node_type),
+        fair=fair_goodput(goodput, fair_gpus, capacity, node_type),
         fair_gpus=fair_gpus,
         factor=np.array([realloc_factor(job) for job in jobs]),
         fairness_p=_FAIRNESS_P if snapshot.policy.fairness_p is None else snapshot.policy.fairness_p,
@@ -298,7 +313,7 @@ def _goodput_tables(jobs: tuple[Job, ...], types: list[str], num_nodes: int, lar
     return tables
 
 
-def _fair_goodput(goodput: Floats, fair_gpus: int, capacity: Ints, node_type: Ints) -> Floats:
+def fair_goodput(goodput: Floats, fair_gpus: int, capacity: Ints, node_type: Ints) -> Floats:
     """Goodput (J) on the fair share, ceil(GPUs / jobs) on the fewest nodes of the best type.
 
     Where the job cannot use just that many GPUs, the nearest count below that it can use, else above.
