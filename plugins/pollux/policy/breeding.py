@@ -70,7 +70,8 @@ class Breeder:
         """
         sums = np.matmul(population.reshape(-1, population.shape[2]), self._code)
         sums = sums.reshape(*population.shape[:2], 2)
-        gpus, spans = sums[:, :, 0], self._spans(population)
+        gpus, nodes_used = sums[:, :, 0], self._over_nodes(np.minimum(population, 1.0))
+        spans = nodes_used if self._part is None else self._spans(population)
         speedup = self._speedups(population, gpus, spans)
         changed = sums[:, :, 1] != self._present_code
         penalised = np.where(changed, self._factor, 1.0) * speedup
@@ -79,7 +80,7 @@ class Breeder:
             [
                 self._over_jobs(population) @ np.arange(nodes),
                 gpus @ np.arange(jobs),
-                spans.sum(axis=1),
+                nodes_used.sum(axis=1),
                 changed.sum(axis=1),
                 -np.round(self._log_mean(speedup), _DIGITS),
                 -np.round(self._log_mean(penalised), _DIGITS),

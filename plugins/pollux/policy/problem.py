@@ -104,7 +104,7 @@ class Problem:
         fitness, order = self._sorted(
             self.goodputs(population) / self.fair,
             self.changed(population),
-            self.spans(population, np.arange(jobs)).sum(axis=1),
+            np.count_nonzero(population, axis=(1, 2)),
             population.sum(axis=2) @ np.arange(jobs),
             population.sum(axis=1) @ np.arange(nodes),
         )
@@ -116,14 +116,14 @@ class Problem:
         """
         own, many = current[jobs], len(jobs) + 1
         each = np.arange(1, many)
-        used, gpus = self.spans(rows, jobs), rows.sum(axis=1)
+        gpus = rows.sum(axis=1)
         kind = self.node_type[np.argmax(rows > 0, axis=1)]
         goodput = np.repeat(self.goodputs(current[None]), many, axis=0)
-        goodput[each, jobs] = self.worth(jobs, kind, used, gpus)
+        goodput[each, jobs] = self.worth(jobs, kind, self.spans(rows, jobs), gpus)
         changed = np.repeat(self.changed(current[None]), many, axis=0)
         changed[each, jobs] = np.any(rows != self.present[jobs], axis=1)
         entries, to_jobs, to_nodes = (np.zeros(many, dtype=np.int64) for _ in range(3))
-        entries[1:] = used - self.spans(own, jobs)
+        entries[1:] = np.count_nonzero(rows, axis=1) - np.count_nonzero(own, axis=1)
         to_jobs[1:] = (gpus - own.sum(axis=1)) * jobs
         to_nodes[1:] = (rows - own) @ np.arange(rows.shape[1])
         _, order = self._sorted(goodput / self.fair, changed, entries, to_jobs, to_nodes)

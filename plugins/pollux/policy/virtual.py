@@ -12,8 +12,9 @@ def cut(problem: Problem) -> Problem:
 
     A job on more GPUs of a node than a virtual one has counts as one that spans nodes. The virtual nodes of a
     node are alike, so a matrix does not number them: its columns stay the real nodes, and a row takes as few
-    virtual nodes as its GPUs fill. So each rule is kept on the real nodes, and there a job on one node never
-    spans. A job that is of use within a node only, or across nodes only, has its nodes counted whole.
+    virtual nodes as its GPUs fill. So each rule is kept on the real nodes, there a job on one node never
+    spans, and of rows that count alike the one on fewest real nodes wins. A job that is of use within a node
+    only, or across nodes only, has its nodes counted whole.
     """
     size = common_size(problem)
     if not size:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from snapshot_builder import SCALES_WELL, make_job, make_snapshot, snapshots
 
 from pollux.plan import check
-from pollux.policy import decide
+from pollux.policy import climbing, decide
+from pollux.policy import pollux as policy
 from pollux.policy.breeding import Breeder
-from pollux.policy.climbing import climb
 from pollux.policy.problem import Problem, all_matrices, formulate
 from pollux.policy.virtual import common_size, cut
 from pollux.snapshot import GoodputCurve, Job, Node, PolicySettings, Snapshot
@@ -102,6 +102,38 @@ def test_it_is_worth_what_the_best_numbered_virtual_nodes_are(seed: int) -> None
     assert not best
 
 
+@pytest.mark.parametrize("exhaustive", [True, False], ids=["all matrices", "search"])
+def test_the_search_goes_by_virtual_nodes(exhaustive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that synchronises badly between nodes gets no more of a larger one than a virtual node."""
+    if not exhaustive:
+        monkeypatch.setattr(policy, "_EXHAUSTIVE", 0)
+    job = big_job(gpu_types=("new",), fits={"new": replace(SCALES_WELL, alpha_sync_node=5.0)})
+    assert dict(decide(mixed([job], (4, "old"), (8, "new"))).jobs["job"].placement) == {"n1": 4}
+    assert dict(decide(mixed([job], (8, "old"), (8, "new"))).jobs["job"].placement) == {"n1": 8}
+
+
+def test_of_rows_that_count_alike_the_one_on_fewer_real_nodes_is_preferred() -> None:
+    problem = cut(formulate(mixed([big_job()], (4, "new"), (8, "new"), (4, "old"))))
+    split, whole = np.array([[4, 4, 0]]), np.array([[0, 8, 0]])
+    assert problem.goodputs(np.stack([split, whole]))[:, 0] == pytest.approx([goodput(big_job(), 2, 8)] * 2)
+    assert problem.rank(np.stack([split, whole]))[0].tolist() == [1, 0]
+    assert problem.best_row(problem.present, np.zeros(2, dtype=np.int64), np.concatenate([split, whole])) == 1
+
+
+def test_what_a_step_uphill_is_worth_is_what_it_adds_to_the_fitness() -> None:
+    """The sum over jobs that fitness is the mean of grows by it; Pollux Eq. 14, p = -1."""
+    jobs = [big_job("a"), big_job("b", noise_scale=1e4)]
+    problem = cut(formulate(mixed(jobs, (4, "old"), (8, "new"), (8, "new"))))
+    current = np.array([[0, 3, 0], [0, 0, 4]])
+    state = climbing._State(problem, current)
+    for job, node, more in [(0, 1, 1), (0, 1, 2), (0, 2, 4), (1, 2, 1), (1, 2, -1), (1, 1, 4)]:
+        after = current.copy()
+        after[job, node] += more
+        before, then = problem.rank(current[None])[1][0], problem.rank(after[None])[1][0]
+        gain = state.gain(np.array([job]), np.array([node]), np.array([more]))
+        assert gain == pytest.approx(len(jobs) * (1 / before - 1 / then))
+
+
 def test_two_jobs_that_span_do_not_meet_on_different_virtual_nodes_of_a_node() -> None:
     jobs = [big_job("a"), big_job("b")]
     problem = cut(formulate(mixed(jobs, (8, "new"), (4, "new"), (4, "new"), (4, "old"))))
@@ -182,7 +214,7 @@ def test_the_same_matrices_are_legal_and_the_search_judges_them_as_the_ranking_d
     keys, _ = Breeder(problem, rng).judge(legal.astype(np.float64))
     assert np.array_equal(np.lexsort(keys), problem.rank(legal)[0])
     assert _row_as_whole(problem, legal[0], rng)
-    top = climb(problem, legal[0], rng)
+    top = climbing.climb(problem, legal[0], rng)
     assert np.array_equal(problem.repair(top[None], priority[:1])[0], top)
     assert problem.rank(np.stack([legal[0], top]))[0][0] == (0 if np.array_equal(legal[0], top) else 1)
     check(snapshot, decide(snapshot))
