@@ -71,8 +71,9 @@ def seen_records(
 def close_ended_runs(cluster: Cluster, store: ModelStore, jobs: Path) -> tuple[str, ...]:
     """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
 
-    What a job's workers could not send, and left in its folder in ``jobs``, is sent first. A run whose job
-    the cluster does not know stays: its job may be on its way there.
+    What a job's workers could not send, and left in its folder in ``jobs``, is sent first; where folders are
+    on a volume that we do not mount, the job's driver sends it. A run whose job the cluster does not know
+    stays: its job may be on its way there.
     """
     active = {job.job_id for job in cluster.observe().jobs}
     closed = []

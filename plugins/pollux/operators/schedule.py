@@ -13,6 +13,7 @@ from pollux.settings import Settings, settings
 if TYPE_CHECKING:
     from pollux.cluster.k8s import KubeCluster
     from pollux.cluster.local import LocalCluster
+    from pollux.store import ModelStore
 
 STARTUP_S = 15.0
 """Airflow takes up to this long from a run's due time to its task's first line, most of it cold imports."""
@@ -53,14 +54,15 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     except ClusterUnavailable as error:
         log.warning("Skipped: %s", error)
         raise AirflowSkipException(str(error)) from None
+    store = ModelStore(
+        config.mlflow_tracking_uri,
+        experiment=config.experiment,
+        decisions_experiment=config.decisions_recorded_in,
+        deployment=config.deployment,
+    )
     result = run_once(
         cluster,
-        ModelStore(
-            config.mlflow_tracking_uri,
-            experiment=config.experiment,
-            decisions_experiment=config.decisions_recorded_in,
-            deployment=config.deployment,
-        ),
+        store,
         config,
         now=time.time(),
         due=run_after.timestamp() + STARTUP_S,
@@ -69,6 +71,8 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     )
     if not config.shadow:
         look_for_orphans(cluster, config, log)
+        if config.cluster == "kubernetes":
+            remove_leftovers(cluster, store, config, log)  # type: ignore[arg-type]
     if result.skipped:
         log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
@@ -104,3 +108,25 @@ def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, lo
         return
     for job_id, why in ended.items():
         log.warning("Ended %s, an orphan: %s", job_id, why)
+
+
+def remove_leftovers(
+    cluster: "KubeCluster", store: "ModelStore", config: Settings, log: logging.Logger
+) -> None:
+    """Remove driver pods whose job and task are over; without Airflow, MLflow or cluster that waits."""
+    from pollux.airflow_api import AirflowApi
+    from pollux.leftovers import remove_left
+    from pollux.orphans import ask_airflow
+
+    if not config.airflow_url or config.airflow_login is None:
+        return
+    try:
+        left = cluster.left(config.deployment)
+        with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
+            state_of = ask_airflow(api, left.values())
+        removed = remove_left(cluster, store, left, state_of, memory=config.state / "leftovers.json")
+    except (PolluxError, OSError) as error:
+        log.warning("Pods of jobs that are over were not looked for: %s", error)
+        return
+    for job_id in removed:
+        log.info("Removed the driver's pod of %s, which is over", job_id)
