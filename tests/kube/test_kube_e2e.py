@@ -2,14 +2,17 @@
 off a lost node; and a person's acts reach the job.
 """
 
+import base64
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube_jobs import tenant
 from kube_nodes import TOP, TestKube, awaited, long_run
 from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
@@ -227,7 +230,7 @@ def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
 
 
 @long_run
-def test_a_task_that_is_killed_on_its_way_to_its_deferral_has_one_job(
+def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
     trainings = [train(name=f"killed-{number}") for number in range(3)]
@@ -239,11 +242,17 @@ def test_a_task_that_is_killed_on_its_way_to_its_deferral_has_one_job(
     for training in trainings:
         job = training.wait(training.runs_on(1), "it runs")
         training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+        tries = training.task.try_number
+        assert tries <= 2
         (stack.jobs / job.job_id / "stop").touch()
+        if training is trainings[-1]:
+            training.wait(lambda job, task: task.state in ("running", "success"), "its task comes back")
+            with suppress(ProcessLookupError):
+                training.end_process(signal.SIGKILL)
         training.wait(lambda job, task: task.state == "success", "it is done")
-        assert training.task.try_number <= 2
+        assert training.task.try_number <= tries + 1
         assert training.sizes(job.job_id) == [1], "one job, started once"
-    assert max(training.task.try_number for training in trainings) == 2, "some were killed in time"
+    assert max(training.task.try_number for training in trainings[:-1]) == 2, "some were killed in time"
 
 
 @long_run
@@ -256,6 +265,8 @@ def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
         (stack.jobs / running.job_id / "stop").touch()
         done = training.wait(lambda job, task: job.status.phase == "done", "it is done without MLflow")
         assert JobFolder(stack.jobs / running.job_id).unsent.exists()
+        training.wait(lambda job, task: task.state == "success", "its task is done without MLflow")
+        assert training.job is not None, "what MLflow is to hear yet is with its pod"
     assert done.status.outcome is not None
     runs = MlflowClient(stack.mlflow_url)
     wanted = list(range(done.status.outcome.step + 1))
@@ -264,4 +275,35 @@ def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     )
     awaited(walked, lambda found: found == wanted, 120)
     awaited(lambda: runs.get_run(running.mlflow_run_id).info.status, lambda seen: seen == "FINISHED", 120)
-    training.wait(lambda job, task: task.state == "success", "its task is done")
+
+
+@long_run
+def test_in_the_end_no_pod_of_a_job_that_is_over_is_left(
+    stack: KubeStack, train: Callable[..., KubeTraining]
+) -> None:
+    """Of none of those above either: a person ended one, and MLflow was away at another one's end."""
+    training = train(name="ended-by-hand")
+    job = training.wait(training.runs_on(1), "it runs")
+    training.wait(lambda job, task: task.state == "deferred", "its task waits for it")
+    training.set_state("success")
+    path, role = pod_path(stack.namespace), "pollux.dev/role"
+    awaited(lambda: list(stack.kube.api.items(path, labelSelector=role)), lambda left: not left, 180)
+    assert MlflowClient(stack.mlflow_url).get_run(job.mlflow_run_id).info.status == "KILLED"
+
+
+@long_run
+def test_no_credential_is_in_a_log_a_database_or_an_artifact(stack: KubeStack) -> None:
+    """Of Airflow's account and of all accounts of the jobs' namespace, after all of the runs above."""
+    found = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/secrets")
+    secrets = [secret.get("data") or {} for secret in found]
+    tokens = [base64.b64decode(data["token"]) for data in secrets if "token" in data]
+    tokens.append(yaml.safe_load(stack.config.read_text())["users"][0]["user"]["token"].encode())
+    pods_logs = stack.kube.state.glob("nodes/*/varlog") if stack.kube.state else ()
+    assert holding(tokens, [stack.config.parent, *pods_logs]) == [stack.config], "where it has to be, only"
+
+
+def holding(texts: list[bytes], places: list[Path]) -> list[Path]:
+    """The files there that hold one of the texts."""
+    paths = [path for place in places for path in place.rglob("*")]
+    files = {path: path.read_bytes() for path in paths if path.is_file() and not path.is_symlink()}
+    return [path for path, data in files.items() if any(text in data for text in texts)]
