@@ -46,7 +46,7 @@ def gang(template: dict[str, Any] | None = None, **fields: Any) -> Gang:
 def literal(pod: dict[str, Any]) -> dict[str, str]:
     """The container's variables as the kubelet gives them, those of fields left out.
 
-    ``$(NAME)`` is an earlier one's value, ``$$`` a dollar (Kubernetes: Define dependent environment variables).
+    ``$(NAME)`` is an earlier one's value, ``$$`` a dollar (Kubernetes: dependent environment variables).
     """
     known = {"POLLUX_POD_IP": "10.0.0.7"}
     for item in pod["spec"]["containers"][0]["env"]:
