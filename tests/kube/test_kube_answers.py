@@ -9,9 +9,10 @@ from kube_jobs import LEASE, SteadyJob
 from kube_nodes import TestKube, awaited, host_pod, long_run
 from kube_proxy import FOR_EVER, Fault, FaultyServer, faulty_server
 
+from pollux.cluster.base import JobIdentity
 from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterError, ClusterUnavailable, Conflict, Refused
-from pollux_agent.protocol import Allocation
+from pollux_agent.protocol import Allocation, JobSpec
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900), long_run]
 
@@ -82,6 +83,14 @@ def patch(cluster: KubeCluster, job_id: str) -> object:
     return cluster.patch_allocation(job_id, expected=expected, allocation=Allocation(decision=number))
 
 
+def submit(cluster: KubeCluster, job_id: str) -> object:
+    identity = JobIdentity(deployment="airflow", dag_id="train", run_id="new", task_id="train")
+    spec = JobSpec(name="new", script="a.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=1)
+    job = cluster.submit(f"{job_id}-new", identity=identity, spec=spec, run_id=None)
+    cluster.remove(job.job_id)
+    return job
+
+
 def lease(cluster: KubeCluster, job_id: str) -> object:
     with cluster.lease("refused", LEASE):
         return cluster.next_decision()
@@ -98,6 +107,8 @@ def lease(cluster: KubeCluster, job_id: str) -> object:
         pytest.param(patch, "patch", 429, ClusterUnavailable, id="patch, too many requests"),
         pytest.param(patch, "patch", 409, Conflict, id="patch, of what was changed meanwhile"),
         pytest.param(stop, "patch", 403, Refused, id="no right to stop"),
+        pytest.param(submit, "create", 403, Refused, id="no right to submit"),
+        pytest.param(submit, "create", 429, ClusterUnavailable, id="submit, too many requests"),
         pytest.param(lease, "update", 403, ClusterUnavailable, id="no right to the lease"),
         pytest.param(lease, "update", 429, ClusterUnavailable, id="lease, too many requests"),
     ],
@@ -123,6 +134,21 @@ def test_a_call_that_stays_refused_says_which_and_one_that_is_not_is_made(
     assert server.faults[0].left == 0
 
 
+def test_rights_to_tell_and_to_see_quotas_are_missed_by_no_decision(
+    kube: TestKube, server: FaultyServer, undriven: SteadyJob, tmp_path: Path
+) -> None:
+    scheduler = through(server, kube, undriven, tmp_path)
+    before = undriven.now.allocation.decision
+    server.faults = [
+        Fault("create", 403, FOR_EVER, part="/events"),
+        Fault("list", 403, FOR_EVER, part="/resourcequotas"),
+    ]
+    assert undriven.id in {job.job_id for job in scheduler.observe().jobs}
+    patch(scheduler, undriven.id)
+    assert undriven.now.allocation.decision > before
+    assert min(server.refused["create", 403], server.refused["list", 403]) > 0
+
+
 def test_a_lease_that_others_change_in_the_same_moment_is_theirs_and_a_number_is_asked_for_again(
     kube: TestKube, server: FaultyServer, undriven: SteadyJob, tmp_path: Path
 ) -> None:
@@ -138,8 +164,10 @@ def test_a_lease_that_others_change_in_the_same_moment_is_theirs_and_a_number_is
 
 
 def through(server: FaultyServer, kube: TestKube, job: SteadyJob, folder: Path) -> KubeCluster:
-    """The cluster as a scheduler sees it that goes through the faulty server."""
-    return KubeCluster(server.api(kube), kube.settings(job.space, folder / "jobs"), namespace=job.space)
+    """The cluster as Airflow sees it where it goes through the faulty server."""
+    settings = kube.settings(job.space, folder / "jobs")
+    template = host_pod(schedulerName="nobody")
+    return KubeCluster(server.api(kube), settings, namespace=job.space, user_pod=lambda: template)
 
 
 def resized(job: SteadyJob, placement: dict[str, int]) -> Any:

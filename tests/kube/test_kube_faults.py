@@ -1,6 +1,7 @@
 """What clusters do to a job, on real nodes: it goes on, or ends with the cause, and no GPU is held twice."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -327,6 +328,24 @@ def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Sta
     awaited(job.sizes, lambda sizes: sizes == NODES, 60)
     job.give({"node-0": 2})
     job.runs_on({"node-0": 2})
+
+
+@long_run
+def test_files_that_cannot_be_written_stop_no_training(start: Start, tmp_path: Path) -> None:
+    """As on a volume that is full: the driver cannot keep its state, so nothing changes until it can."""
+    job = start()
+    job.give({"node-0": 1})
+    first = job.runs_on({"node-0": 1}).status
+    kept = tmp_path / "jobs" / job.id / "driver.json"
+    kept.rename(kept.with_suffix(".away"))
+    (kept / "in-the-way").mkdir(parents=True)
+    job.give({"node-1": 1})
+    awaited(lambda: "\n".join(job.cluster.logs(job.id).lines), lambda told: "can be written" in told, 60)
+    assert job.now.status.incarnation == first.incarnation
+    assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
+    shutil.rmtree(kept)
+    kept.with_suffix(".away").rename(kept)
+    assert job.runs_on({"node-1": 1}).status.incarnation == first.incarnation + 1
 
 
 @long_run
