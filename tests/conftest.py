@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    logging.raiseExceptions = False  # a job that a test left behind speaks at exit, to a stream closed by now
     shutil.rmtree(config.stash[_HOME], ignore_errors=True)
 
 

@@ -21,6 +21,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 
 from pollux_agent.errors import DocumentError
+from pollux_agent.model.fit import ThroughputModel
+from pollux_agent.model.throughput import StepTimes
 from pollux_agent.protocol import ScalingRule
 from pollux_agent.settings import worker_settings
 from pollux_agent.torch import ElasticJob
@@ -40,7 +42,7 @@ class ElasticTrainer(Trainer):
     ``save_steps`` and the scheduler mean the same at any batch size, and ``state.global_step`` is the
     progress made. The strategies "epoch" act after each pass over the data. The job's own checkpoints, in
     ``checkpoint_dir`` or in the driver's folder, are what a restart resumes from; those of ``save_strategy``
-    are for other uses.
+    are for other uses. ``watch`` names a figure that the Trainer logs, such as "loss".
 
     Raises DocumentError for what shards or wraps the model in its own way (DeepSpeed, FSDP, DataParallel) and
     for ``auto_find_batch_size``.
@@ -58,6 +60,8 @@ class ElasticTrainer(Trainer):
         scaling_rule: ScalingRule = "sqrt",
         checkpoint_dir: str | Path | None = None,
         preconditioners: Mapping[type[torch.optim.Optimizer], Preconditioner] | None = None,
+        throughput: ThroughputModel[StepTimes] | None = None,
+        watch: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -69,12 +73,21 @@ class ElasticTrainer(Trainer):
             "scaling_rule": scaling_rule,
             "checkpoint_dir": checkpoint_dir,
             "preconditioners": preconditioners,
+            "throughput": throughput,
+            "watch": watch,
         }
         self.job: ElasticJob | None = None
         self._ignored: list[str] | None = None
         self._grad_norm: torch.Tensor | float | None = None
         self._rate = 0.0
         self._steps_since_log = 0
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; the job hears of the figure that it watches."""
+        super().log(logs, *args, **kwargs)
+        name = self._options["watch"]
+        if name in logs and self.job is not None and not self.job.complete:
+            self.job.log(**{name: logs[name]})
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Mixed precision, which Accelerate brings in only with a model that it has wrapped."""

@@ -20,6 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from pollux_agent.errors import DocumentError
+from pollux_agent.model.fit import ThroughputModel
+from pollux_agent.model.throughput import StepTimes
 from pollux_agent.protocol import ScalingRule
 from pollux_agent.settings import worker_settings
 from pollux_agent.torch import ElasticJob, default_device
@@ -43,7 +45,8 @@ class ElasticStrategy(SingleDeviceStrategy):
     scheduler of interval "step" is stepped once for each step of size M0 that was made, one of interval
     "epoch" once for each epoch's worth of progress, of which there are fewer than passes. Each replica runs
     the whole validation. The job's own checkpoints, in ``checkpoint_dir`` or in the driver's folder, are what
-    a restart resumes from; they hold the callbacks' states too.
+    a restart resumes from; they hold the callbacks' states too. ``watch`` names a figure that the module
+    logs.
 
     Raises DocumentError for manual optimization, ``accumulate_grad_batches`` and what else contradicts.
     """
@@ -61,6 +64,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         seed: int = 0,
         checkpoint_dir: str | Path | None = None,
         preconditioners: Mapping[type[torch.optim.Optimizer], Preconditioner] | None = None,
+        throughput: ThroughputModel[StepTimes] | None = None,
+        watch: str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(default_device() if device is None else device)
@@ -74,7 +79,11 @@ class ElasticStrategy(SingleDeviceStrategy):
             "seed": seed,
             "checkpoint_dir": checkpoint_dir,
             "preconditioners": preconditioners,
+            "throughput": throughput,
+            "watch": watch,
         }
+        self._watch = watch
+        self._watched: Tensor | None = None
         self._source: _Source | None = None
         self._trainer: Trainer | None = None
         self._world: World | None = None
@@ -121,12 +130,22 @@ class ElasticStrategy(SingleDeviceStrategy):
         """One batch's backward and, with the last batch of a step, its update."""
         result = super().optimizer_step(*args, **kwargs)
         trainer = self._trainer
+        self._tell_watched()
         if self._source is not None and trainer is not None and not self._source.look_ahead():
             trainer.fit_loop._data_fetcher.done = True
             trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
             if self._source.finished:
                 trainer.should_stop = True
         return result
+
+    def _tell_watched(self) -> None:
+        """The job hears of the figure that it watches whenever the module has logged a new one."""
+        if self._watch is None or self._trainer is None or self.job is None:
+            return
+        value = self._trainer.callback_metrics.get(self._watch)
+        if value is not None and value is not self._watched:
+            self._watched = value
+            self.job.log(**{self._watch: value})
 
     def on_train_end(self) -> None:
         if self.job is not None and self._source is not None:

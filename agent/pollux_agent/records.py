@@ -12,6 +12,7 @@ from pollux_agent.protocol import JobFolder, Outcome, encode
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM_BYTES = 32_768
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def is_full(error: BaseException) -> bool:
@@ -81,9 +82,17 @@ def append_line(path: Path, document: object) -> None:
 
     Raises OSError, and leaves no part of a line, where the disk has no room for it. A file has one writer.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    line = encode(document).encode() + b"\n"
+    append_text(path, encode(document))
+
+
+def append_text(path: Path, text: str) -> None:
+    """As :func:`append_line`, for a document that is text already."""
+    line = text.encode() + b"\n"
+    try:
+        handle = os.open(path, _APPEND, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, _APPEND, 0o644)
     try:
         written = os.write(handle, line)
         if written < len(line):

@@ -1,7 +1,7 @@
 """Documents that cross between the agent and the scheduler, each with its schema version; no torch here."""
 
 from pollux_agent.protocol.allocation import Allocation, Placement
-from pollux_agent.protocol.codec import DOCUMENT_CONFIG, decode, encode, from_plain, to_plain
+from pollux_agent.protocol.codec import DOCUMENT_CONFIG, decode, encode, encode_plain, from_plain, to_plain
 from pollux_agent.protocol.event import DriverEvent, Event
 from pollux_agent.protocol.layout import JobFolder
 from pollux_agent.protocol.outcome import Outcome, Unsaved
@@ -33,6 +33,7 @@ __all__ = [
     "Unsaved",
     "decode",
     "encode",
+    "encode_plain",
     "from_plain",
     "to_plain",
 ]

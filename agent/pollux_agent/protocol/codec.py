@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _adapter(kind: type) -> TypeAdapter[Any]:
@@ -27,7 +28,12 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 def encode(document: object) -> str:
     """The document as one line of JSON with sorted keys, so that equal documents give equal text."""
-    return json.dumps(to_plain(document), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return encode_plain(to_plain(document))
+
+
+def encode_plain(plain: Mapping[str, Any]) -> str:
+    """What :func:`encode` makes of the document with these JSON-ready values; raises ValueError for NaN."""
+    return _JSON.encode(plain)
 
 
 def to_plain(document: object) -> dict[str, Any]:

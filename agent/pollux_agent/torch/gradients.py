@@ -99,6 +99,7 @@ class GradientSync:
             late = any(param.device.type == "cuda" for param in self._candidates)
         self._mailbox: Mailbox[Measured | None] = Mailbox(late=late)
         self._scaled = grad_scaler is not None
+        self._said_broken = False
         self.scaler_stepped = False
         self._reduces = False
         self._micro_batches = self._step_samples = self._num_samples = 0
@@ -219,8 +220,10 @@ class GradientSync:
             probe.finish_step()
         else:
             probe.abandon_step()
-        if not is_finite and self._mailbox.late and not self._scaled:
+        unguarded = not is_finite and self._mailbox.late and not self._scaled
+        if unguarded and not self._said_broken:
             _log.warning("a gradient was not finite, and its update was made as torch makes it")
+        self._said_broken = unguarded
         return not is_finite and not self._mailbox.late, stop
 
     def _numbers(self, finite: Tensor, measured: Measured | None) -> Tensor:
@@ -229,9 +232,10 @@ class GradientSync:
             figures = self._reducer.figures
         else:
             figures = self._figures()
-        mean = torch.as_tensor(self._probe.mean_sqr if measured is not None else 0.0, device=figures.device)
         wide = torch.float32 if figures.device.type == "mps" else torch.float64
-        ends = finite.reshape(1).to(figures.device, wide), mean.reshape(1).to(wide)
+        mean = self._probe.mean_sqr if measured is not None else 0.0
+        mean = torch.as_tensor(mean, dtype=wide, device=figures.device)
+        ends = finite.reshape(1).to(figures.device, wide), mean.reshape(1)
         return torch.cat([ends[0], figures.to(wide), ends[1]])
 
     def _figures(self) -> Tensor:

@@ -2,11 +2,13 @@
 
 import logging
 import time
+from pathlib import Path
+from typing import Any
 
-from pollux_agent.protocol import Event, Outcome, Unsaved, encode
+from pollux_agent.protocol import Outcome, Unsaved, encode, encode_plain
 from pollux_agent.protocol.event import EventName
 from pollux_agent.protocol.outcome import OutcomeKind
-from pollux_agent.records import Room, append_line, outcome_room, write_completion, write_outcome
+from pollux_agent.records import Room, append_text, outcome_room, write_completion, write_outcome
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.history import History
 from pollux_agent.torch.restarts import Restart
@@ -26,7 +28,12 @@ class Journal:
         self._first_step = history.step
         self._unsaved, self._unwritten = "", False
         self.restart = Restart(settings)
+        self._events: Path | None = None
+        self._place: dict[str, Any] = {}
         if settings is not None:
+            self._events = settings.folder.events(settings.incarnation, world.rank)
+            own = settings.slots[world.local_rank : world.local_rank + 1]
+            self._place = {"node": settings.node, "slots": list(own)}
             self._have_room(settings)
 
     def resumed(self) -> None:
@@ -40,22 +47,22 @@ class Journal:
         return self._history.step - self._first_step
 
     def event(self, event: EventName, *, batch_size: int = 0, t_unix_s: float | None = None) -> None:
-        """Write an event; where the disk refuses, training goes on without it."""
-        if self._settings is None:
+        """Write an ``Event``; where the disk refuses, training goes on without it.
+
+        Readers check it: to do so here, where it was last done a second ago, would take as long as all the
+        rest.
+        """
+        if self._events is None:
             return
-        slots = self._settings.slots
-        own = slots[self._world.local_rank : self._world.local_rank + 1]
-        line = Event(
-            t_unix_s=time.time() if t_unix_s is None else t_unix_s,
-            event=event,
-            node=self._settings.node,
-            slots=own,
-            step=self._history.step,
-            progress=self._history.progress,
-            batch_size=batch_size,
-        )
+        fields = self._place | {
+            "t_unix_s": time.time() if t_unix_s is None else t_unix_s,
+            "event": event,
+            "step": self._history.step,
+            "progress": self._history.progress,
+            "batch_size": batch_size,
+        }
         try:
-            append_line(self._settings.folder.events(self._settings.incarnation, self._world.rank), line)
+            append_text(self._events, encode_plain(fields))
             self._unwritten = False
         except OSError as error:
             if not self._unwritten:

@@ -15,10 +15,10 @@ from pollux_agent.torch.precondition import Metric, Preconditioner, precondition
 
 WARM_UP_ESTIMATES = 20
 """So many first estimates come from consecutive steps: the first ones decide the first batch size."""
-METRIC_AGE = 50
+METRIC_AGE = 100
 """Steps for which P is used at most; a tenth of the steps made so far, since early on it changes quickly.
 
-In 50 steps Adam (beta2 = 0.999) renews 5 % of v, so P moves by less than 3 %, and an estimate is unbiased
+In 100 steps Adam (beta2 = 0.999) renews 10 % of v, so P moves by about 5 %, and an estimate is unbiased
 under whatever P its gradients share. The noise scale itself is an average over the last 50 estimates.
 """
 _SPARES = 2
@@ -41,7 +41,7 @@ class _Remembered:
     num_samples: int
     gradient: Gradient
     metric: Metric
-    sqr: Tensor | None = None
+    sqr: Tensor | float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,23 +255,30 @@ class NoiseProbe:
         one: int,
         first: Sequence[Tensor],
         second: Sequence[Tensor],
-        first_sqr: Tensor | None = None,
-    ) -> Tensor:
+        first_sqr: Tensor | float | None = None,
+    ) -> Tensor | float:
         """Consecutive gradients, of ``one`` and of this step's samples, as two micro-batches of one step.
 
         sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. Gives |x_2|^2.
         """
         two = self._step_samples
         if first_sqr is None:
-            first_sqr = total([dot(flat, flat) for flat in first])
-        second_sqr = total([dot(flat, flat) for flat in second])
-        product = total([dot(*pair) for pair in zip(first, second, strict=True)])
+            first_sqr = _number([dot(flat, flat) for flat in first])
+        second_sqr = _number([dot(flat, flat) for flat in second])
+        product = _number([dot(*pair) for pair in zip(first, second, strict=True)])
         self._count = 2.0
         self._weighted = one * first_sqr + two * second_sqr
         self._mean = (one * one * first_sqr + 2 * one * two * product + two * two * second_sqr) / (
             one + two
         ) ** 2
         return second_sqr
+
+
+def _number(parts: Sequence[Tensor]) -> Tensor | float:
+    """Their sum; a plain number on a CPU, where nobody waits for it and the arithmetic is quicker."""
+    if all(part.device.type == "cpu" for part in parts):
+        return sum(part.item() for part in parts)
+    return total(parts)
 
 
 def _only(

@@ -264,3 +264,16 @@ def test_a_preconditioner_of_ones_own_reaches_the_job(tmp_path: Path) -> None:
     wrong = {torch.optim.SGD: 2.0}
     with pytest.raises(DocumentError, match=r"preconditioners\[SGD\]: 2.0 has no method `diagonal`"):
         trainer(tmp_path, elastic(preconditioners=wrong)).fit(Fit(), data())
+
+
+@pytest.mark.parametrize(("name", "is_logged"), [("train_loss", True), ("losss", False)])
+def test_what_the_module_logs_can_be_watched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, is_logged: bool
+) -> None:
+    trainer(tmp_path, elastic(watch=name)).fit(Fit(), data())
+    assert (f"watch: '{name}' was not logged in 10 steps" not in caplog.text) == is_logged
+
+
+def test_a_throughput_model_of_ones_own_reaches_the_job(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"throughput"):
+        trainer(tmp_path, elastic(throughput=2.0)).fit(Fit(), data())

@@ -68,7 +68,7 @@ def arguments(folder: Path, local: int = 8, **changes: Any) -> TrainingArguments
 def elastic(folder: Path, local: int = 8, **changes: Any) -> ElasticTrainer:
     own = ("checkpoint_dir", "callbacks", "eval_dataset", "max_batch_size", "batch_size", "preconditioners")
     given = {"batch_size": 8, "max_batch_size": 8} | {
-        name: changes.pop(name) for name in own if name in changes
+        name: changes.pop(name) for name in (*own, "watch", "throughput") if name in changes
     }
     return ElasticTrainer(
         tiny_model(), args=arguments(folder, local, **changes), train_dataset=Texts(), **given
@@ -275,3 +275,16 @@ def test_an_optimizer_that_the_agent_does_not_know_can_be_made_known(
     trainer.train()
     assert trainer.state.global_step == 2
     assert "no preconditioner" not in caplog.text
+
+
+@pytest.mark.parametrize(("name", "is_logged"), [("loss", True), ("losss", False)])
+def test_what_the_trainer_logs_can_be_watched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, is_logged: bool
+) -> None:
+    elastic(tmp_path, watch=name, logging_steps=1, num_train_epochs=3).train()
+    assert (f"watch: '{name}' was not logged in 10 steps" not in caplog.text) == is_logged
+
+
+def test_a_throughput_model_of_ones_own_reaches_the_job(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"throughput"):
+        elastic(tmp_path, throughput=2.0).train()

@@ -21,7 +21,7 @@ from pollux_agent.torch.worker import main
 SCRIPT = Path(__file__).with_name("stop_script.py")
 PASS = 16
 """Steps of a pass."""
-GRACE_S = 15.0
+GRACE_S = 6.0
 TIMEOUT_S = 120
 
 

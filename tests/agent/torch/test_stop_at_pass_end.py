@@ -1,10 +1,11 @@
 """Stopped behind any step, a script that uses its loop's variables after the loop goes on without a fault."""
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from forked import forked
 
 NUM_PASSES, STEPS_A_PASS = 3, 2
 
@@ -40,15 +41,30 @@ for epoch in job.epochs(int(sys.argv[2])):
 """
 
 
+def script(output: str, *arguments: str) -> None:
+    """As ``python -c SCRIPT arguments``, with all that it prints in ``output``."""
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["-c", *arguments]
+    exec(compile(SCRIPT, "<script>", "exec"), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("stop_at", range(1, NUM_PASSES * STEPS_A_PASS + 1))
 def test_what_stands_behind_the_loop_of_a_pass_is_done_once_and_finds_its_variables(
     tmp_path: Path, stop_at: int
 ) -> None:
-    def run(stop_at: int) -> tuple[int, list[str]]:
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(NUM_PASSES), str(stop_at)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, [line.split(" with ")[0] for line in done.stdout.splitlines()]
+    def run(stop_at: int) -> tuple[int | None, list[str]]:
+        output = tmp_path / "output"
+        arguments = (str(output), str(tmp_path / "kept"), str(NUM_PASSES), str(stop_at))
+        process = forked().Process(target=script, args=arguments)
+        process.start()
+        process.join(120)
+        process.kill()
+        printed = output.read_text()
+        assert "Traceback" not in printed, printed
+        passes = [line.split(" with ")[0] for line in printed.splitlines() if line.startswith("pass ")]
+        return process.exitcode, passes
 
     last = stop_at == NUM_PASSES * STEPS_A_PASS
     status, before = run(stop_at)
