@@ -214,6 +214,10 @@ class Soak:
         awaited(at_work, timeout_s=CALM_S)
 
 
+def seconds() -> float:
+    return float(os.environ.get("POLLUX_SOAK_S", "600"))
+
+
 @pytest.fixture
 def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
     for name, gpus in NODES.items():
@@ -221,8 +225,8 @@ def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
     space = kube.namespace(SPACE)
     settings = kube.settings(space, tmp_path / "jobs", place_wait_s=10.0, grace_s=5.0, lost_after_s=5.0)
     cluster = KubeCluster(kube.api, settings, namespace=space, user_pod=host_pod)
-    endless = ["--steps", "100000"]
-    started: list[SteadyJob] = [SteadyJob(cluster, space, arguments=endless) for _ in range(3)]
+    enough = ["--steps", str(10_000 + round(10 * seconds()))]  # each takes a tenth of a second at least
+    started: list[SteadyJob] = [SteadyJob(cluster, space, arguments=enough) for _ in range(3)]
     yield started
     for job in started:
         job.ask_to_end()
@@ -234,9 +238,8 @@ def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
 def test_random_faults(
     kube: TestKube, jobs: list[SteadyJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seconds = float(os.environ.get("POLLUX_SOAK_S", "600"))
     seed = int(os.environ.get("POLLUX_SOAK_SEED", "0"))
-    until_s = time.monotonic() + seconds
+    until_s = time.monotonic() + seconds()
     soak = Soak(kube, jobs, random.Random(seed), until_s)
     try:
         while time.monotonic() < until_s:
@@ -250,7 +253,7 @@ def test_random_faults(
     finally:
         soak.heal(all_of_it=True)
         with capsys.disabled():
-            print(f"\nsoak of {seconds:.0f} s, seed {seed}: {dict(soak.counts)}, starts {soak.best}")
+            print(f"\nsoak of {seconds():.0f} s, seed {seed}: {dict(soak.counts)}, starts {soak.best}")
     resumes = [check_resumes(JobFolder(tmp_path / "jobs" / job.id)) for job in jobs]
     with capsys.disabled():
         print(f"starts that went on from the newest checkpoint: {resumes}")
