@@ -122,6 +122,8 @@ def remove_leftovers(
         return
     try:
         left = cluster.left(config.deployment)
+        if not left:
+            return
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
             state_of = ask_airflow(api, left.values())
         removed = remove_left(cluster, store, left, state_of, memory=config.state / "leftovers.json")
