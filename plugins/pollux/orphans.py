@@ -39,13 +39,13 @@ not look at it again until somebody clears it."""
 StateOf = Callable[[JobIdentity], str]
 
 
-def ask_airflow(api: AirflowApi, jobs: Iterable[ClusterJob]) -> StateOf:
-    """The states of the jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError.
+def ask_airflow(api: AirflowApi, tasks: Iterable[JobIdentity]) -> StateOf:
+    """The states of jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError.
 
     One that the common question did not find is asked for by itself: a user who may not read a DAG gets a
     shorter list there and a refusal here, and tasks that change between two pages can drop out.
     """
-    identities = [job.identity for job in jobs]
+    identities = list(tasks)
     found: tuple[TaskInstance, ...] = ()
     if identities:
         found = api.find_task_instances(

@@ -10,7 +10,7 @@ from mlflow_store import mlflow_uri, new_experiment
 
 from pollux.cluster.base import ClusterJob, JobIdentity, JobStatus
 from pollux.errors import Refused, StoreUnavailable, UnknownJob
-from pollux.leftovers import remove_left
+from pollux.leftovers import close_runs, remove_left
 from pollux.orphans import ALIVE_STATES, GONE
 from pollux.store import ModelStore
 from pollux_agent.protocol import JobSpec
@@ -97,7 +97,7 @@ def test_one_that_may_not_be_removed_harms_no_other(
     cycle = lambda: remove_left(pods, store, left, lambda _: "failed", memory=tmp_path / "l")  # noqa: E731
     cycle()
     assert cycle() == ("c",)
-    assert "pod of b stays: pods is forbidden" in caplog.text
+    assert "1 driver pods stay, the first one that of b: pods is forbidden" in caplog.text
 
 
 def test_without_mlflow_pods_stay_for_the_runs_end_is_read_from_them(
@@ -111,3 +111,23 @@ def test_without_mlflow_pods_stay_for_the_runs_end_is_read_from_them(
         remove_left(pods, away, left, lambda _: "success", memory=memory)
     assert pods.removed == []
     assert remove_left(pods, store, left, lambda _: "success", memory=memory) == ("a",)
+
+
+def test_runs_of_jobs_that_nobody_knows_are_closed_once_their_task_is_over(
+    store: ModelStore, mlflow_uri: str, tmp_path: Path
+) -> None:
+    """As where the cluster was away in all of a task's tries, or somebody removed the job's pod."""
+    states = {"won": "success", "lost": "failed", "coming": "up_for_retry"}
+    for job_id in states:
+        over(store, job_id)
+    runs = store.reports()
+    cycle = lambda: close_runs(  # noqa: E731
+        store, runs, lambda identity: states[identity.run_id], memory=tmp_path / "unknown.json"
+    )
+    assert cycle() == ()
+    assert set(cycle()) == {"won", "lost"}
+    client = MlflowClient(mlflow_uri)
+    found = {job_id: client.get_run(run.run_id) for job_id, run in runs.items()}
+    status = {job_id: run.info.status for job_id, run in found.items()}
+    assert status == {"won": "FINISHED", "lost": "KILLED", "coming": "RUNNING"}
+    assert "its task is failed" in found["lost"].data.tags["pollux.end_message"]

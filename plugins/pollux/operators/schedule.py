@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     )
     if not config.shadow:
         look_for_orphans(cluster, config, log)
-        if config.cluster == "kubernetes":
-            remove_leftovers(cluster, store, config, log)  # type: ignore[arg-type]
+        tidy_up(cluster, store, result.unknown_jobs, config, log)
     if result.skipped:
         log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
@@ -99,7 +99,7 @@ def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, lo
     try:
         jobs = [job for job in cluster.observe().jobs if job.identity.deployment == config.deployment]
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
-            state_of = ask_airflow(api, jobs)
+            state_of = ask_airflow(api, [job.identity for job in jobs])
         ended = end_orphans(
             cluster, jobs, state_of, deployment=config.deployment, memory=config.state / "suspects.json"
         )
@@ -110,25 +110,40 @@ def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, lo
         log.warning("Ended %s, an orphan: %s", job_id, why)
 
 
-def remove_leftovers(
-    cluster: "KubeCluster", store: "ModelStore", config: Settings, log: logging.Logger
+def tidy_up(
+    cluster: "LocalCluster | KubeCluster",
+    store: "ModelStore",
+    unknown_jobs: Sequence[str],
+    config: Settings,
+    log: logging.Logger,
 ) -> None:
-    """Remove driver pods whose job and task are over; without Airflow, MLflow or cluster that waits."""
+    """Remove driver pods whose job and task are over, and close the runs of ``unknown_jobs`` whose task is
+    over; without Airflow, MLflow or cluster that waits.
+    """
     from pollux.airflow_api import AirflowApi
-    from pollux.leftovers import remove_left
+    from pollux.leftovers import DriverPods, close_runs, remove_left
     from pollux.orphans import ask_airflow
 
     if not config.airflow_url or config.airflow_login is None:
         return
     try:
-        left = cluster.left(config.deployment)
-        if not left:
+        left = cluster.left(config.deployment) if isinstance(cluster, DriverPods) else {}
+        open_runs = store.reports() if unknown_jobs else {}
+        runs = {job_id: open_runs[job_id] for job_id in unknown_jobs if job_id in open_runs}
+        if not left and not runs:
             return
+        tasks = [job.identity for job in left.values()]
+        tasks += [run.identity for run in runs.values() if run.identity is not None]
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
-            state_of = ask_airflow(api, left.values())
-        removed = remove_left(cluster, store, left, state_of, memory=config.state / "leftovers.json")
+            state_of = ask_airflow(api, tasks)
+        closed = close_runs(store, runs, state_of, memory=config.state / "unknown.json")
+        removed: tuple[str, ...] = ()
+        if isinstance(cluster, DriverPods):
+            removed = remove_left(cluster, store, left, state_of, memory=config.state / "leftovers.json")
     except (PolluxError, OSError) as error:
-        log.warning("Pods of jobs that are over were not looked for: %s", error)
+        log.warning("What is left of jobs that are over was not looked for: %s", error)
         return
     for job_id in removed:
         log.info("Removed the driver's pod of %s, which is over", job_id)
+    for job_id in closed:
+        log.warning("Closed the run of %s, which the cluster does not know", job_id)
