@@ -187,9 +187,10 @@ def placed(job: SteadyJob, placement: dict[str, int]) -> Any:
 
 
 def lines_of(job: SteadyJob, cursor: str = "") -> tuple[list[str], str]:
-    """What its pods printed from ``cursor`` on, and the next cursor."""
+    """What its pods printed from ``cursor`` on, and the next cursor; they print on meanwhile."""
     lines: list[str] = []
-    while (chunk := job.cluster.logs(job.id, cursor)).lines:
+    for _ in range(10):
+        chunk = job.cluster.logs(job.id, cursor)
         lines += chunk.lines
         cursor = chunk.cursor
     return lines, cursor
