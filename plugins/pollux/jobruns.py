@@ -85,7 +85,8 @@ def close_ended_runs(
     on a volume that we do not mount, the job's driver sends it.
     """
     active = {job.job_id for job in cluster.observe().jobs}
-    closed, unknown = [], []
+    closed: list[str] = []
+    unknown: list[str] = []
     for job_id, record in store.reports().items():
         if job_id in active:
             continue

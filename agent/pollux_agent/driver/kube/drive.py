@@ -77,7 +77,7 @@ def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
     signal.signal(signal.SIGTERM, close)
     cache.start()
     driver = KubeDriver.open(api, cache, own, folder)
-    trouble = None
+    trouble: int | None = None
     while not driver.over:
         cache.changed.wait(_TICK_S)
         cache.changed.clear()

@@ -101,8 +101,9 @@ def left_by(pod: Json, now_unix_s: float) -> ClusterJob | None:
         return None
     if job.status.stop is not None and job.status.phase not in FINAL_PHASES:
         job = replace(job, status=replace(job.status, phase="ended", held={}))
-    wanted = ("done",) if finish == _DELETE_IF_DONE else FINAL_PHASES
-    return job if job.status.phase in wanted else None
+    phase = job.status.phase
+    goes = phase == "done" if finish == _DELETE_IF_DONE else phase in FINAL_PHASES
+    return job if goes else None
 
 
 def _startup(pod: Json) -> str:
