@@ -1,4 +1,4 @@
-"""One real stack for all end-to-end tests of a session: Airflow, MLflow and the local cluster."""
+"""One real stack for all end-to-end tests of this folder: Airflow, MLflow and the local cluster."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class RunningStack:
         return self.record.mlflow_url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
     """A ready stack that schedules every 5 s and whose jobs report and write checkpoints every 2 s."""
     plan = StackPlan(

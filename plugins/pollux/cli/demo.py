@@ -75,7 +75,7 @@ def demo_command(
     except (PolluxError, PolluxAgentError) as error:
         _fail(error, 1)
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; the stack is stopped\n")
+        sys.stderr.write("\ninterrupted; nothing is left running\n")
         raise typer.Exit(130) from None
     raise typer.Exit(0 if done.ok else 1)
 

@@ -119,19 +119,26 @@ DIGITS_AGAIN = replace(DIGITS, name="digits-again", arguments=("--seed", "1"))
 
 def demo_plan() -> DemoPlan:
     """The demo of `make demo`; its first job is long enough to be there when it has to shrink."""
-    return DemoPlan(jobs=(replace(DIGITS, length=1.2), LANGUAGE_MODEL, DIGITS_AGAIN))
+    return DemoPlan(
+        jobs=(
+            replace(DIGITS, length=1.4),
+            replace(LANGUAGE_MODEL, length=0.95),
+            replace(DIGITS_AGAIN, length=0.95),
+        )
+    )
 
 
 def quick_plan() -> DemoPlan:
     """The same in small, for tests: two jobs on two nodes of one slot, and a decision every 5 seconds.
 
-    Their network is narrower, so that the epochs that it needs do not outlast ``seconds_alone``.
+    Their network is narrower, so that the epochs that it needs do not outlast ``seconds_alone``; the first
+    job is there when it has to shrink, also where Airflow takes half a minute for the second.
     """
     width = ("--width", "16")
     return DemoPlan(
         jobs=(
-            replace(DIGITS, arguments=width),
-            replace(DIGITS_AGAIN, arguments=(*width, *DIGITS_AGAIN.arguments), length=1.6),
+            replace(DIGITS, arguments=width, length=1.5),
+            replace(DIGITS_AGAIN, arguments=(*width, *DIGITS_AGAIN.arguments), length=1.4),
         ),
         nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
         interval_s=5.0,

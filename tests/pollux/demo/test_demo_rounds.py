@@ -95,10 +95,20 @@ class Training:
         )
 
 
-def rehearse(demo: DemoPlan, *, truth: ThroughputParams, restart_s: float, noise: float) -> list[Training]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Airflow takes ``late_s`` to show a job; the scripts were timed at ``timed`` of their speed."""
+
+    late_s: int
+    timed: float
+
+
+def rehearse(
+    demo: DemoPlan, *, truth: ThroughputParams, restart_s: float, noise: float, machine: Machine
+) -> list[Training]:
     """The demo's jobs after the last one has ended."""
     alone = GoodputModel(truth, noise, LIMITS).best(1, 1).goodput / LIMITS.initial_batch_size
-    timing = Timing(progress_per_s=alone, epoch_progress=EPOCH, start_s=restart_s)
+    timing = Timing(progress_per_s=machine.timed * alone, epoch_progress=EPOCH, start_s=restart_s)
     sizes = size_jobs(demo, {job.script: timing for job in demo.jobs})
     nodes = tuple(Node(name=node.name, gpus=node.slots) for node in demo.nodes.nodes)
     capacity = demo.nodes.num_slots
@@ -127,7 +137,11 @@ def rehearse(demo: DemoPlan, *, truth: ThroughputParams, restart_s: float, noise
         elif not active:
             return trainings
         if now_s % demo.interval_s == 0:
-            active = [each for each in trainings if each.progress < each.target]
+            active = [
+                each
+                for each in trainings
+                if each.progress < each.target and now_s >= each.submitted_s + machine.late_s
+            ]
             snapshot = Snapshot(
                 decision=now_s,
                 now_unix_s=now_s,
@@ -152,9 +166,12 @@ def rehearse(demo: DemoPlan, *, truth: ThroughputParams, restart_s: float, noise
     ("sync_s", "noise"), [(0.002, 2000.0), (0.002, 200.0), (0.03, 200.0), (0.05, 2000.0)]
 )
 @pytest.mark.parametrize("restart_s", [3.0, 8.0, 14.0])
+@pytest.mark.parametrize(
+    "machine", [Machine(late_s=0, timed=1.0), Machine(late_s=20, timed=0.85)], ids=["idle", "busy"]
+)
 @pytest.mark.parametrize("demo", [demo_plan(), quick_plan()], ids=["demo", "quick"])
 def test_one_job_is_grown_and_one_is_shrunk(
-    demo: DemoPlan, restart_s: float, sync_s: float, noise: float
+    demo: DemoPlan, machine: Machine, restart_s: float, sync_s: float, noise: float
 ) -> None:
     """Four slots are 2 to 3.6 times as fast as one here."""
     truth = ThroughputParams(
@@ -166,7 +183,7 @@ def test_one_job_is_grown_and_one_is_shrunk(
         beta_sync_node=0.0,
         gamma=1.5,
     )
-    trainings = rehearse(demo, truth=truth, restart_s=restart_s, noise=noise)
+    trainings = rehearse(demo, truth=truth, restart_s=restart_s, noise=noise, machine=machine)
     steps = [pair for each in trainings for pair in pairwise(each.sizes)]
     assert any(0 < before < after for before, after in steps)
     assert any(before > after > 0 for before, after in steps)
