@@ -63,6 +63,10 @@ class TestKube:
     def node_down(self, name: str, *, crash: bool = False) -> None:
         self._run("node-down.sh", *(["--crash"] if crash else []), name)
 
+    def image(self, name: str, root: Path) -> None:
+        """An image of what is in a folder, on every node that is up."""
+        self._run("node-image.sh", name, str(root))
+
     @contextmanager
     def cut_off(self, name: str) -> Iterator[None]:
         """As if the network to a node were cut: its kubelet is silent and deaf, its pods go on."""
