@@ -31,8 +31,8 @@ class CycleResult:
     """What one cycle did. ``skipped`` says why it decided nothing; then there is no ``decision`` number.
 
     ``left_out`` says why a job took no part; ``unrecorded`` why MLflow holds nothing of the decision;
-    ``realised`` is (predicted, reported) goodput of jobs that ran as decided before; ``wall_clock_s`` the
-    seconds of each step.
+    ``realised`` is (predicted, reported) goodput of jobs that ran as decided before; ``unknown_jobs`` have an
+    open run but are not on the cluster; ``wall_clock_s`` are the seconds of each step.
     """
 
     decision: int | None = None
@@ -44,6 +44,7 @@ class CycleResult:
     realised: Mapping[str, tuple[float, float]] = Field(default_factory=dict)
     unrecorded: str = ""
     closed_runs: tuple[str, ...] = ()
+    unknown_jobs: tuple[str, ...] = ()
     wall_clock_s: Mapping[str, float] = Field(default_factory=dict)
 
 
@@ -175,8 +176,10 @@ def _record(
             wall_clock_s=wall_clock_s,
             documents={"snapshot.json": encode(snapshot), "decision.json": encode(decision)},
         )
-        closed = () if result.shadow else close_ended_runs(cluster, store, settings.jobs)
-        return replace(result, closed_runs=closed)
+        if result.shadow:
+            return result
+        closed, unknown = close_ended_runs(cluster, store, settings.jobs)
+        return replace(result, closed_runs=closed, unknown_jobs=unknown)
     except (StoreError, ClusterUnavailable) as error:
         return replace(result, unrecorded=reason_in_short(error))
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pollux.cluster.base import FINAL_PHASES, Cluster, ClusterJob, ClusterView, Phase
-from pollux.errors import ClusterUnavailable, PolluxError, StoreError, StoreUnavailable, UnknownJob
+from pollux.errors import (
+    ClusterUnavailable,
+    DriverLost,
+    PolluxError,
+    StoreError,
+    StoreUnavailable,
+    UnknownJob,
+)
 from pollux.observe import is_ours
 from pollux.record import reason_in_short
 from pollux.settings import Settings
@@ -68,26 +75,33 @@ def seen_records(
     return found, {}
 
 
-def close_ended_runs(cluster: Cluster, store: ModelStore, jobs: Path) -> tuple[str, ...]:
-    """End the runs whose jobs are over, as the jobs ended; the ids of those jobs.
+def close_ended_runs(
+    cluster: Cluster, store: ModelStore, jobs: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """End the runs whose jobs are over, as the jobs ended; the ids of those jobs, and of jobs with an open
+    run that the cluster does not know: they may be on their way there.
 
-    What a job's workers could not send, and left in its folder in ``jobs``, is sent first. A run whose job
-    the cluster does not know stays: its job may be on its way there.
+    What a job's workers could not send, and left in its folder in ``jobs``, is sent first; where folders are
+    on a volume that we do not mount, the job's driver sends it.
     """
     active = {job.job_id for job in cluster.observe().jobs}
-    closed = []
+    closed: list[str] = []
+    unknown: list[str] = []
     for job_id, record in store.reports().items():
         if job_id in active:
             continue
         try:
             job = cluster.job(job_id)
+        except DriverLost:
+            continue
         except UnknownJob:
+            unknown.append(job_id)
             continue
         if job.status.phase in FINAL_PHASES and job.mlflow_run_id == record.run_id:
             _send_left(store, record.run_id, JobFolder(jobs / job_id).unsent)
             close_run(store, job)
             closed.append(job_id)
-    return tuple(closed)
+    return tuple(closed), tuple(unknown)
 
 
 def _send_left(store: ModelStore, run_id: str, unsent: Path) -> None:

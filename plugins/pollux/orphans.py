@@ -6,7 +6,7 @@ in a row saw its task in no state that leads back to it.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pollux.airflow_api import AirflowApi, TaskInstance
@@ -39,13 +39,13 @@ not look at it again until somebody clears it."""
 StateOf = Callable[[JobIdentity], str]
 
 
-def ask_airflow(api: AirflowApi, jobs: Iterable[ClusterJob]) -> StateOf:
-    """The states of the jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError.
+def ask_airflow(api: AirflowApi, tasks: Iterable[JobIdentity]) -> StateOf:
+    """The states of jobs' tasks as Airflow tells them now; raises AirflowUnavailable, AirflowApiError.
 
     One that the common question did not find is asked for by itself: a user who may not read a DAG gets a
     shorter list there and a refusal here, and tasks that change between two pages can drop out.
     """
-    identities = [job.identity for job in jobs]
+    identities = list(tasks)
     found: tuple[TaskInstance, ...] = ()
     if identities:
         found = api.find_task_instances(
@@ -84,21 +84,25 @@ def end_orphans(
 ) -> dict[str, str]:
     """End the suspects that were suspects in the last cycle too; those that were ended, with why.
 
-    ``memory`` is the file with the last cycle's suspects. Losing it only puts an end off by one cycle.
+    ``memory`` is the file with the last cycle's suspects.
     """
-    now = suspects(jobs, state_of, deployment)
-    before = _remembered(memory)
     ended = {}
-    for job_id, state in now.items():
-        if job_id not in before:
-            continue
+    for job_id, state in seen_twice(suspects(jobs, state_of, deployment), memory).items():
         try:
             control.stop(job_id, "orphan")
         except (UnknownJob, ClusterUnavailable):
             continue
         ended[job_id] = f"its task is {state}, seen so in two cycles"
-    write_atomic(memory, json.dumps(sorted(now)).encode())
     return ended
+
+
+def seen_twice(now: Mapping[str, str], memory: Path) -> dict[str, str]:
+    """Those of ``now`` whose key was there in the last cycle too, which the file ``memory`` tells; it then
+    holds this cycle's. Losing it only puts a finding off by one cycle.
+    """
+    before = _remembered(memory)
+    write_atomic(memory, json.dumps(sorted(now)).encode())
+    return {key: why for key, why in now.items() if key in before}
 
 
 def _remembered(memory: Path) -> frozenset[str]:

@@ -1,6 +1,11 @@
-"""The digits example, which trains on until the file --until is there, and then is done after a pass."""
+"""The digits example, which trains on until the file --until is there, and then is done after a pass.
+
+Each image takes a moment longer than its arithmetic, as with a larger model: so two GPUs are worth having on
+any machine, and the scheduler gives them as soon as they are free.
+"""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +28,20 @@ def everywhere(flag: bool) -> bool:
     return bool(said.item())
 
 
+PER_IMAGE_S = 0.002
+
+
+def dwell(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    if model.training:
+        time.sleep(PER_IMAGE_S * len(inputs[0]))
+
+
+class SlowNet(digits.Net):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_forward_pre_hook(dwell)
+
+
 class EndlessJob(pollux.ElasticJob):
     """Ends once it may."""
 
@@ -39,5 +58,5 @@ class EndlessJob(pollux.ElasticJob):
 if __name__ == "__main__":
     EndlessJob.until = Path(sys.argv.pop())
     assert sys.argv.pop() == "--until"
-    pollux.ElasticJob = EndlessJob
+    pollux.ElasticJob, digits.Net = EndlessJob, SlowNet
     digits.main()

@@ -1,7 +1,7 @@
 """A steady training that a test drives by hand, as a scheduler would, and pods of somebody else."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ from pollux.cluster.k8s import KubeCluster
 from pollux.errors import UnknownJob
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import pod_path
-from pollux_agent.protocol import Allocation, JobSpec, encode
+from pollux_agent.protocol import Allocation, Event, JobFolder, JobSpec, decode, encode
 
 STEADY = TOP / "tests/e2e/steady_training.py"
 LEASE = timedelta(seconds=30)
@@ -91,13 +91,47 @@ class SteadyJob:
         """GPUs that each node gives, as a scheduler sees it."""
         return {node.name: node.gpus for node in self.cluster.observe().nodes}
 
-    def end(self) -> None:
-        try:
+    def ask_to_end(self) -> None:
+        with suppress(UnknownJob):
             self.cluster.stop(self.id, "failed")
+
+    def end(self) -> None:
+        self.ask_to_end()
+        try:
             awaited(lambda: self.now.status.phase, lambda phase: phase in ("ended", "failed", "done"), 60)
             self.cluster.remove(self.id)
         except UnknownJob:
             return
+
+
+def events_of(folder: JobFolder, incarnation: int) -> list[Event]:
+    """What rank 0 of an incarnation wrote down; the line that it was killed at is left out."""
+    try:
+        lines = folder.events(incarnation, 0).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [decode(Event, line) for line in lines if line.endswith(b"\n")]
+
+
+def steps_of(folder: JobFolder, event: str, incarnation: int) -> list[int]:
+    """Steps at which rank 0 of an incarnation wrote that event."""
+    return [seen.step for seen in events_of(folder, incarnation) if seen.event == event]
+
+
+def check_resumes(folder: JobFolder) -> int:
+    """Every start that took a step went on from the newest checkpoint before it; how many there were."""
+    numbers = sorted(int(path.stem.split("-")[1]) for path in folder.root.glob("events-*-0.jsonl"))
+    saved: list[Event] = []
+    resumes = 0
+    for incarnation in numbers:
+        events = events_of(folder, incarnation)
+        for first in [event for event in events if event.event in ("resume", "step")][:1]:
+            before = max((event.step for event in saved if event.t_unix_s < first.t_unix_s), default=0)
+            went_on_from = first.step if first.event == "resume" else 0
+            assert went_on_from >= before, f"{folder.root.name}, incarnation {incarnation}: {first}"
+            resumes += first.event == "resume"
+        saved += [event for event in events if event.event == "checkpoint"]
+    return resumes
 
 
 def tenant_pod(name: str, node: str, gpus: int) -> dict[str, Any]:

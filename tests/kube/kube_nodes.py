@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,6 +63,22 @@ class TestKube:
     def node_down(self, name: str, *, crash: bool = False) -> None:
         self._run("node-down.sh", *(["--crash"] if crash else []), name)
 
+    def image(self, name: str, root: Path) -> None:
+        """An image of what is in a folder, on every node that is up."""
+        self._run("node-image.sh", name, str(root))
+
+    @contextmanager
+    def cut_off(self, name: str) -> Iterator[None]:
+        """As if the network to a node were cut: its kubelet is silent and deaf, its pods go on."""
+        if self.state is None:
+            pytest.skip("needs kube: only nodes that the tests started can be cut off")
+        (kubelet,) = processes("/kubelet", f"{self.state}/nodes/{name}/etc/kubelet.yaml")
+        os.kill(kubelet, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(kubelet, signal.SIGCONT)
+
     def _run(self, script: str, *arguments: str) -> None:
         if self.scripts is None or self.state is None:
             pytest.skip("needs kube: real nodes come from POLLUX_KUBE's node-up.sh")
@@ -111,6 +129,22 @@ class TestKube:
 
     def cluster(self, settings: KubeSettings, **pod: Any) -> KubeCluster:
         return KubeCluster(self.api, settings, namespace=settings.namespace, user_pod=lambda: host_pod(**pod))
+
+
+def processes(program: str, *words: str) -> list[int]:
+    """Ids of processes on this machine, its nodes' included, whose program ends so and among whose arguments
+    and variables are all of the words.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else [b""]
+            text = command + (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if command[0].endswith(program.encode()) and all(word.encode() in text for word in words):
+            found.append(int(entry.name))
+    return found
 
 
 def host_folders(*more: Path) -> list[str]:

@@ -20,7 +20,7 @@ from pollux_agent.driver.kube.api import KubeApi, open_api
 
 FOR_EVER = 1_000_000
 _ACCOUNT = "through-the-proxy"
-_REASONS = {403: "Forbidden", 410: "Expired", 429: "TooManyRequests"}
+_REASONS = {403: "Forbidden", 409: "Conflict", 410: "Expired", 429: "TooManyRequests"}
 _PASSED_ON = ("Authorization", "Accept", "Content-Type")
 
 

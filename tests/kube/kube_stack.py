@@ -36,7 +36,9 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeStack:
-    """A running stack whose jobs go to ``cluster``; ``jobs`` is the folder behind their volume."""
+    """A running stack whose jobs go to ``cluster``. ``jobs`` is the folder behind their volume; ``config`` is
+    the kubeconfig of Airflow's account.
+    """
 
     api: AirflowApi
     cluster: KubeCluster
@@ -44,6 +46,7 @@ class KubeStack:
     namespace: str
     state: Path
     jobs: Path
+    config: Path
     mlflow_url: str
 
     def train(self, dag: str = DAG, **conf: Any) -> "KubeTraining":
@@ -74,6 +77,7 @@ def kube_stack(kube: TestKube, namespace: str, folder: Path) -> Iterator[KubeSta
                     namespace=namespace,
                     state=plan.state,
                     jobs=jobs,
+                    config=config,
                     mlflow_url=record.mlflow_url,
                 )
 

@@ -9,9 +9,10 @@ from kube_jobs import LEASE, SteadyJob
 from kube_nodes import TestKube, awaited, host_pod, long_run
 from kube_proxy import FOR_EVER, Fault, FaultyServer, faulty_server
 
+from pollux.cluster.base import JobIdentity
 from pollux.cluster.k8s import KubeCluster
-from pollux.errors import ClusterError, ClusterUnavailable, Refused
-from pollux_agent.protocol import Allocation
+from pollux.errors import ClusterError, ClusterUnavailable, Conflict, Refused
+from pollux_agent.protocol import Allocation, JobSpec
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900), long_run]
 
@@ -31,17 +32,41 @@ def server(kube: TestKube) -> Iterator[FaultyServer]:
         yield faulty
 
 
-@pytest.fixture
-def job(kube: TestKube, server: FaultyServer, space: str, tmp_path: Path) -> Iterator[SteadyJob]:
-    """Its driver goes through the faulty server, where each watch ends with an event; the test does not."""
-    settings = kube.settings(space, tmp_path / "jobs", grace_s=5.0)
-    server.watch_s = 0.0
-    env = {**settings.driver_env, "KUBERNETES_SERVICE_PORT": str(server.port)}
-    settings = kube.settings(space, tmp_path / "jobs", grace_s=5.0, driver_env=env)
+@pytest.fixture(scope="module")
+def undriven(kube: TestKube, space: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteadyJob]:
+    """A job whose driver never finds a node."""
+    settings = kube.settings(space, tmp_path_factory.mktemp("undriven") / "jobs")
+    template = host_pod(schedulerName="nobody")
+    steady = SteadyJob(KubeCluster(kube.api, settings, namespace=space, user_pod=lambda: template), space)
+    yield steady
+    steady.cluster.remove(steady.id)
+
+
+@pytest.fixture(scope="module")
+def between(kube: TestKube) -> Iterator[FaultyServer]:
+    """Between a driver and the API server; each watch ends with an event."""
+    with faulty_server(kube) as faulty:
+        faulty.watch_s = 0.0
+        yield faulty
+
+
+@pytest.fixture(scope="module")
+def driven(
+    kube: TestKube, between: FaultyServer, space: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SteadyJob]:
+    jobs = tmp_path_factory.mktemp("driven") / "jobs"
+    env = {**kube.settings(space, jobs).driver_env, "KUBERNETES_SERVICE_PORT": str(between.port)}
+    settings = kube.settings(space, jobs, grace_s=5.0, driver_env=env)
     steady = SteadyJob(KubeCluster(kube.api, settings, namespace=space, user_pod=host_pod), space)
     yield steady
-    server.heal()
     steady.end()
+
+
+@pytest.fixture
+def job(driven: SteadyJob, between: FaultyServer) -> Iterator[SteadyJob]:
+    """Its driver goes through the faulty server, the test does not."""
+    yield driven
+    between.faults, between.slow_s = [], 0.0
 
 
 def observe(cluster: KubeCluster, job_id: str) -> object:
@@ -58,6 +83,14 @@ def patch(cluster: KubeCluster, job_id: str) -> object:
     return cluster.patch_allocation(job_id, expected=expected, allocation=Allocation(decision=number))
 
 
+def submit(cluster: KubeCluster, job_id: str) -> object:
+    identity = JobIdentity(deployment="airflow", dag_id="train", run_id="new", task_id="train")
+    spec = JobSpec(name="new", script="a.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=1)
+    job = cluster.submit(f"{job_id}-new", identity=identity, spec=spec, run_id=None)
+    cluster.remove(job.job_id)
+    return job
+
+
 def lease(cluster: KubeCluster, job_id: str) -> object:
     with cluster.lease("refused", LEASE):
         return cluster.next_decision()
@@ -72,7 +105,10 @@ def lease(cluster: KubeCluster, job_id: str) -> object:
         pytest.param(patch, "get", 429, ClusterUnavailable, id="get, too many requests"),
         pytest.param(patch, "patch", 403, Refused, id="no right to patch"),
         pytest.param(patch, "patch", 429, ClusterUnavailable, id="patch, too many requests"),
+        pytest.param(patch, "patch", 409, Conflict, id="patch, of what was changed meanwhile"),
         pytest.param(stop, "patch", 403, Refused, id="no right to stop"),
+        pytest.param(submit, "create", 403, Refused, id="no right to submit"),
+        pytest.param(submit, "create", 429, ClusterUnavailable, id="submit, too many requests"),
         pytest.param(lease, "update", 403, ClusterUnavailable, id="no right to the lease"),
         pytest.param(lease, "update", 429, ClusterUnavailable, id="lease, too many requests"),
     ],
@@ -80,27 +116,58 @@ def lease(cluster: KubeCluster, job_id: str) -> object:
 def test_a_call_that_stays_refused_says_which_and_one_that_is_not_is_made(
     kube: TestKube,
     server: FaultyServer,
-    space: str,
+    undriven: SteadyJob,
     tmp_path: Path,
     call: Callable[[KubeCluster, str], object],
     verb: str,
     status: int,
     raises: type[ClusterError],
 ) -> None:
-    settings = kube.settings(space, tmp_path / "jobs")
-    steady = SteadyJob(KubeCluster(kube.api, settings, namespace=space, user_pod=host_pod), space)
-    scheduler = KubeCluster(server.api(kube), settings, namespace=space)
-    try:
-        server.faults = [Fault(verb, status, FOR_EVER)]
-        with pytest.raises(raises, match=f"{status}.*{verb} is refused on purpose"):
-            call(scheduler, steady.id)
-        assert steady.now.allocation.decision == 0
-        server.faults = [Fault(verb, 429, 2)]
-        call(scheduler, steady.id)
+    scheduler = through(server, kube, undriven, tmp_path)
+    before = undriven.now.allocation.decision
+    server.faults = [Fault(verb, status, FOR_EVER)]
+    with pytest.raises(raises, match=f"{status}.*{verb} is refused on purpose"):
+        call(scheduler, undriven.id)
+    assert undriven.now.allocation.decision == before
+    server.faults = [Fault(verb, 429, 2)]
+    call(scheduler, undriven.id)
+    assert server.faults[0].left == 0
+
+
+def test_rights_to_tell_and_to_see_quotas_are_missed_by_no_decision(
+    kube: TestKube, server: FaultyServer, undriven: SteadyJob, tmp_path: Path
+) -> None:
+    scheduler = through(server, kube, undriven, tmp_path)
+    before = undriven.now.allocation.decision
+    server.faults = [
+        Fault("create", 403, FOR_EVER, part="/events"),
+        Fault("list", 403, FOR_EVER, part="/resourcequotas"),
+    ]
+    assert undriven.id in {job.job_id for job in scheduler.observe().jobs}
+    patch(scheduler, undriven.id)
+    assert undriven.now.allocation.decision > before
+    assert min(server.refused["create", 403], server.refused["list", 403]) > 0
+
+
+def test_a_lease_that_others_change_in_the_same_moment_is_theirs_and_a_number_is_asked_for_again(
+    kube: TestKube, server: FaultyServer, undriven: SteadyJob, tmp_path: Path
+) -> None:
+    scheduler = through(server, kube, undriven, tmp_path)
+    before = undriven.cluster.next_decision()
+    server.faults = [Fault("update", 409, 1)]
+    with pytest.raises(Conflict, match="another scheduler"), scheduler.lease("refused", LEASE):
+        pass
+    with scheduler.lease("refused", LEASE):
+        server.faults = [Fault("update", 409, 2)]
+        assert scheduler.next_decision() == before + 1
         assert server.faults[0].left == 0
-    finally:
-        server.heal()
-        steady.end()
+
+
+def through(server: FaultyServer, kube: TestKube, job: SteadyJob, folder: Path) -> KubeCluster:
+    """The cluster as Airflow sees it where it goes through the faulty server."""
+    settings = kube.settings(job.space, folder / "jobs")
+    template = host_pod(schedulerName="nobody")
+    return KubeCluster(server.api(kube), settings, namespace=job.space, user_pod=lambda: template)
 
 
 def resized(job: SteadyJob, placement: dict[str, int]) -> Any:
@@ -112,38 +179,57 @@ def resized(job: SteadyJob, placement: dict[str, int]) -> Any:
     return status
 
 
+def placed(job: SteadyJob, placement: dict[str, int]) -> Any:
+    """The job as it trains there, which it may do already."""
+    status = job.now.status
+    there = status.phase == "running" and dict(status.held) == placement
+    return status if there else resized(job, placement)
+
+
+def lines_of(job: SteadyJob, cursor: str = "") -> tuple[list[str], str]:
+    """What its pods printed from ``cursor`` on, and the next cursor; they print on meanwhile."""
+    lines: list[str] = []
+    for _ in range(10):
+        chunk = job.cluster.logs(job.id, cursor)
+        lines += chunk.lines
+        cursor = chunk.cursor
+    return lines, cursor
+
+
 def test_a_driver_resizes_through_refusals_of_every_verb_and_watches_that_break(
-    server: FaultyServer, job: SteadyJob
+    between: FaultyServer, job: SteadyJob
 ) -> None:
-    resized(job, {"node-0": 1})
+    placed(job, {"node-0": 1})
     for placement, verb, status in [
         ({"node-0": 2}, "watch", 410),
         ({"node-0": 1}, "create", 429),
         ({"node-0": 2}, "patch", 429),
         ({"node-0": 1}, "delete", 429),
+        ({"node-0": 2}, "create", 409),
     ]:
-        server.faults = [Fault(verb, status, 2)]
+        between.faults = [Fault(verb, status, 2)]
         resized(job, placement)
-        assert server.faults[0].left == 0, verb
-    server.heal()
-    server.slow_s = 1.5
+        assert between.faults[0].left == 0, verb
+    between.faults = []
+    between.slow_s = 1.5
     resized(job, {"node-0": 1, "node-1": 1})
 
 
 @pytest.mark.parametrize("verb", ["watch", "list", "delete", "patch"])
 def test_a_driver_without_one_right_keeps_its_workers_and_goes_on_once_it_has_it(
-    server: FaultyServer, job: SteadyJob, verb: str
+    between: FaultyServer, job: SteadyJob, verb: str
 ) -> None:
-    before = resized(job, {"node-0": 1})
-    server.faults = [Fault(verb, 403, FOR_EVER)]
+    before = placed(job, {"node-0": 1})
+    _, cursor = lines_of(job)
+    between.faults = [Fault(verb, 403, FOR_EVER)]
     if verb == "list":
-        server.faults.append(Fault("watch", 410, FOR_EVER))
+        between.faults.append(Fault("watch", 410, FOR_EVER))
     job.give({"node-1": 1})
-    awaited(lambda: server.refused[verb, 403], lambda times: times >= 3)
+    awaited(lambda: between.refused[verb, 403], lambda times: times >= 3)
     assert job.now.status.phase not in ("failed", "ended")
     assert len(job.pods()) <= 1
-    server.heal()
+    between.faults = []
     after = job.runs_on({"node-1": 1}, above=before.incarnation).status
     assert after.incarnation == before.incarnation + 1
-    told = job.cluster.logs(job.id).lines
+    told, _ = lines_of(job, cursor)
     assert any(f"{verb} is refused on purpose" in line for line in told)

@@ -2,20 +2,23 @@
 off a lost node; and a person's acts reach the job.
 """
 
+import base64
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import groupby
-from typing import Any
+from pathlib import Path
 
 import pytest
+import yaml
 from kube_jobs import tenant
 from kube_nodes import TOP, TestKube, awaited, long_run
 from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
 from mlflow import MlflowClient
 from stack_services import frozen, kill_services
 
+from pollux.store.runs import JOB_TAG
 from pollux_agent.driver.kube.api import pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
 from pollux_agent.protocol import JobFolder
@@ -55,16 +58,7 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
         initial_batch_size=32,
     )
     digits.wait(digits.runs_on(2), "it grows to both GPUs that others leave")
-    newcomer = stack.train(
-        name="newcomer",
-        script=str(TOP / "tests/e2e/steady_training.py"),
-        arguments=["--until", f"{JOB_DIR}/stop"],
-        kind="rigid",
-        scaling_rule="none",
-        initial_batch_size=8,
-        max_local_batch_size=8,
-        max_gpus=1,
-    )
+    newcomer = steady(stack, "newcomer")
     other = newcomer.wait(newcomer.runs_on(1), "the newcomer gets one of them")
     job = digits.wait(digits.runs_on(1), "digits goes on with the other one")
     pods = list(stack.kube.api.items(pod_path(stack.namespace), labelSelector="pollux.dev/role=worker"))
@@ -102,22 +96,28 @@ def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeSta
     awaited(stack.cluster.held, lambda held: not held, 120)
 
 
+def steady(stack: KubeStack, name: str, dag: str = DAG) -> KubeTraining:
+    """Start a training of one GPU that ends once its folder holds a file ``stop``."""
+    return stack.train(
+        dag,
+        name=name,
+        script=str(TOP / "tests/e2e/steady_training.py"),
+        arguments=["--until", f"{JOB_DIR}/stop"],
+        kind="rigid",
+        scaling_rule="none",
+        initial_batch_size=8,
+        max_local_batch_size=8,
+        max_gpus=1,
+    )
+
+
 @pytest.fixture
 def train(stack: KubeStack) -> Iterator[Callable[..., KubeTraining]]:
-    """Start a steady training of one GPU that ends once its folder holds a file ``stop``."""
+    """Start steady trainings."""
     started = []
 
-    def start(dag: str = DAG, **conf: Any) -> KubeTraining:
-        steady = {
-            "script": str(TOP / "tests/e2e/steady_training.py"),
-            "arguments": ["--until", f"{JOB_DIR}/stop"],
-            "kind": "rigid",
-            "scaling_rule": "none",
-            "initial_batch_size": 8,
-            "max_local_batch_size": 8,
-            "max_gpus": 1,
-        }
-        started.append(stack.train(dag, **steady | conf))
+    def start(name: str, dag: str = DAG) -> KubeTraining:
+        started.append(steady(stack, name, dag))
         return started[-1]
 
     yield start
@@ -125,11 +125,21 @@ def train(stack: KubeStack) -> Iterator[Callable[..., KubeTraining]]:
         training.abandon()
 
 
+@pytest.fixture(scope="module")
+def early(stack: KubeStack) -> Iterator[Mapping[str, KubeTraining]]:
+    """One steady training for each of three tests, started together, so that two of them wait for none."""
+    dags = {"by-hand": DAG, "waited-for": SYNC_DAG, "driverless": DAG}
+    started = {name: steady(stack, name, dag) for name, dag in dags.items()}
+    yield started
+    for training in started.values():
+        training.abandon()
+
+
 @long_run
 def test_a_persons_acts_on_the_task_reach_the_job(
-    stack: KubeStack, train: Callable[..., KubeTraining]
+    stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
-    training = train(name="by-hand")
+    training = early["by-hand"]
     first = training.wait(training.runs_on(1), "it runs")
     training.wait(lambda job, task: task.state == "deferred", "its task waits for it")
     training.set_state("failed")
@@ -155,9 +165,9 @@ def test_a_persons_acts_on_the_task_reach_the_job(
 
 @long_run
 def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes(
-    stack: KubeStack, train: Callable[..., KubeTraining]
+    stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
-    training = train(SYNC_DAG, name="waited-for")
+    training = early["waited-for"]
     first = training.wait(training.runs_on(1), "it runs")
     assert training.task.state == "running"
     training.end_process()
@@ -179,9 +189,9 @@ def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resu
 
 @long_run
 def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
-    stack: KubeStack, train: Callable[..., KubeTraining]
+    stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
-    training = train(name="driverless")
+    training = early["driverless"]
     first = training.wait(training.runs_on(1), "it runs")
     training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
     stack.kube.api.delete(pod_path(stack.namespace, first.job_id))
@@ -204,7 +214,7 @@ def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
 def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
-    deferred, waiting = train(name="deferred"), train(SYNC_DAG, name="waiting")
+    deferred, waiting = train("deferred"), train("waiting", SYNC_DAG)
     first = deferred.wait(deferred.runs_on(1), "one whose task is deferred runs")
     other = waiting.wait(waiting.runs_on(1), "one whose task waits itself runs")
     deferred.wait(lambda job, task: task.state == "deferred", "its task is deferred")
@@ -227,10 +237,10 @@ def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
 
 
 @long_run
-def test_a_task_that_is_killed_on_its_way_to_its_deferral_has_one_job(
+def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
-    trainings = [train(name=f"killed-{number}") for number in range(3)]
+    trainings = [train(f"killed-{number}") for number in range(3)]
     for number, training in enumerate(trainings):
         training.wait(lambda job, task: task.state in ("running", "deferred"), "its task begins")
         time.sleep(0.7 * number)
@@ -239,23 +249,31 @@ def test_a_task_that_is_killed_on_its_way_to_its_deferral_has_one_job(
     for training in trainings:
         job = training.wait(training.runs_on(1), "it runs")
         training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+        tries = training.task.try_number
+        assert tries <= 2
         (stack.jobs / job.job_id / "stop").touch()
+        if training is trainings[-1]:
+            training.wait(lambda job, task: task.state in ("running", "success"), "its task comes back")
+            with suppress(ProcessLookupError):
+                training.end_process(signal.SIGKILL)
         training.wait(lambda job, task: task.state == "success", "it is done")
-        assert training.task.try_number <= 2
+        assert training.task.try_number <= tries + 1
         assert training.sizes(job.job_id) == [1], "one job, started once"
-    assert max(training.task.try_number for training in trainings) == 2, "some were killed in time"
+    assert max(training.task.try_number for training in trainings[:-1]) == 2, "some were killed in time"
 
 
 @long_run
 def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
-    training = train(name="unheard")
+    training = train("unheard")
     running = training.wait(training.runs_on(1), "it runs")
     with frozen(stack.state, "mlflow"):
         (stack.jobs / running.job_id / "stop").touch()
         done = training.wait(lambda job, task: job.status.phase == "done", "it is done without MLflow")
         assert JobFolder(stack.jobs / running.job_id).unsent.exists()
+        training.wait(lambda job, task: task.state == "success", "its task is done without MLflow")
+        assert training.job is not None, "what MLflow is to hear yet is with its pod"
     assert done.status.outcome is not None
     runs = MlflowClient(stack.mlflow_url)
     wanted = list(range(done.status.outcome.step + 1))
@@ -264,4 +282,37 @@ def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     )
     awaited(walked, lambda found: found == wanted, 120)
     awaited(lambda: runs.get_run(running.mlflow_run_id).info.status, lambda seen: seen == "FINISHED", 120)
-    training.wait(lambda job, task: task.state == "success", "its task is done")
+
+
+@long_run
+def test_in_the_end_no_pod_is_left_and_no_run_is_open(stack: KubeStack) -> None:
+    """Of all of the jobs above: a person ended one, and MLflow was away at another one's end."""
+    path, role = pod_path(stack.namespace), "pollux.dev/role"
+    awaited(lambda: list(stack.kube.api.items(path, labelSelector=role)), lambda left: not left, 180)
+    runs = MlflowClient(stack.mlflow_url)
+    everywhere = [experiment.experiment_id for experiment in runs.search_experiments()]
+    states = {
+        run.data.tags[JOB_TAG]: run.info.status
+        for run in runs.search_runs(everywhere)
+        if JOB_TAG in run.data.tags
+    }
+    assert "RUNNING" not in states.values(), states
+    assert {"FINISHED", "KILLED"} <= set(states.values()), states
+
+
+@long_run
+def test_no_credential_is_in_a_log_a_database_or_an_artifact(stack: KubeStack) -> None:
+    """Of Airflow's account and of all accounts of the jobs' namespace, after all of the runs above."""
+    found = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/secrets")
+    secrets = [secret.get("data") or {} for secret in found]
+    tokens = [base64.b64decode(data["token"]) for data in secrets if "token" in data]
+    tokens.append(yaml.safe_load(stack.config.read_text())["users"][0]["user"]["token"].encode())
+    pods_logs = stack.kube.state.glob("nodes/*/varlog") if stack.kube.state else ()
+    assert holding(tokens, [stack.config.parent, *pods_logs]) == [stack.config], "where it has to be, only"
+
+
+def holding(texts: list[bytes], places: list[Path]) -> list[Path]:
+    """The files there that hold one of the texts."""
+    paths = [path for place in places for path in place.rglob("*")]
+    files = {path: path.read_bytes() for path in paths if path.is_file() and not path.is_symlink()}
+    return [path for path, data in files.items() if any(text in data for text in texts)]

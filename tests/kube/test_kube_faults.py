@@ -1,6 +1,7 @@
 """What clusters do to a job, on real nodes: it goes on, or ends with the cause, and no GPU is held twice."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_jobs import SteadyJob, tenant, tenant_pod
-from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run
+from kube_jobs import SteadyJob, check_resumes, steps_of, tenant, tenant_pod
+from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run, processes
 
 from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterUnavailable, Refused, UnknownJob
 from pollux_agent.driver.kube.api import KubeError, pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
-from pollux_agent.protocol import Event, JobFolder, decode
+from pollux_agent.protocol import JobFolder
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 
@@ -49,6 +50,8 @@ def start(kube: TestKube, space: str, tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for job in started:
+        job.ask_to_end()
+    for job in started:
         job.end()
 
 
@@ -67,13 +70,6 @@ def drives_on(kube: TestKube, node: str, start: Start) -> SteadyJob:
     return job
 
 
-def steps_of(folder: JobFolder, event: str, incarnation: int) -> list[int]:
-    """Steps at which rank 0 of an incarnation wrote that event."""
-    lines = folder.events(incarnation, 0).read_bytes().splitlines(keepends=True)
-    events = [decode(Event, line) for line in lines if line.endswith(b"\n")]
-    return [seen.step for seen in events if seen.event == event]
-
-
 def evict(kube: TestKube, name: str) -> None:
     """As a drain does; the group's version depends on the server's."""
     body = {"metadata": {"name": name, "namespace": NAMESPACE}, "kind": "Eviction"}
@@ -83,14 +79,19 @@ def evict(kube: TestKube, name: str) -> None:
         kube.api.create(pod_path(NAMESPACE, name, "eviction"), {"apiVersion": "policy/v1beta1", **body})
 
 
-def test_an_evicted_worker_comes_back_from_its_checkpoint(kube: TestKube, start: Start) -> None:
+def test_an_evicted_worker_comes_back_from_its_checkpoint(
+    kube: TestKube, start: Start, tmp_path: Path
+) -> None:
     job = start()
+    folder = JobFolder(tmp_path / "jobs" / job.id)
     job.give({"node-0": 1, "node-1": 1})
     first = job.runs_on({"node-0": 1, "node-1": 1})
+    awaited(lambda: steps_of(folder, "checkpoint", 1), bool, 60)
     evict(kube, job.pods()[0]["metadata"]["name"])
     again = job.runs_on({"node-0": 1, "node-1": 1}, above=first.status.incarnation)
     assert again.status.outcome is None
     assert len(job.pods()) == 2
+    assert check_resumes(folder) >= 1
 
 
 def test_gpus_of_a_pod_that_is_about_to_end_are_waited_for(kube: TestKube, start: Start) -> None:
@@ -153,24 +154,34 @@ def test_a_driver_that_is_deleted_is_made_again_and_the_job_goes_on(start: Start
 
 
 @long_run
-def test_a_lost_node_is_left_and_what_ran_there_is_forgotten(kube: TestKube, start: Start) -> None:
+def test_a_node_that_is_cut_off_is_left_and_what_goes_on_there_is_forgotten_and_fenced_off(
+    kube: TestKube, start: Start, tmp_path: Path
+) -> None:
+    """Its workers train on for nobody, until they find that a later incarnation has begun."""
     job = drives_on(kube, "node-0", start)
+    folder = JobFolder(tmp_path / "jobs" / job.id)
     job.give({"node-1": 1})
-    first = job.runs_on({"node-1": 1})
-    kube.node_down("node-1", crash=True)
-    try:
+    first = job.runs_on({"node-1": 1}).status.incarnation
+    of_first = (f"POLLUX_JOB_ID={job.id}", f"POLLUX_INCARNATION={first}")
+    with kube.cut_off("node-1"):
         awaited(
             lambda: {node.name for node in job.cluster.observe().nodes},
             lambda names: names == {"node-0"},
             90,
         )
         time.sleep(4)  # until it has been silent for lost_after_s
+        assert processes("", *of_first), "they go on"
+        saved = max(steps_of(folder, "checkpoint", first))
         job.give({"node-0": 1})
-        job.runs_on({"node-0": 1}, above=first.status.incarnation)
+        second = job.runs_on({"node-0": 1}, above=first).status.incarnation
         assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
-    finally:
-        kube.node_up("node-1", NODES["node-1"])
+        awaited(lambda: processes("", *of_first), lambda left: not left, 60)
+        assert "has begun" in folder.outcome(first, 0).read_text()
+        assert job.now.status.incarnation == second
+        assert check_resumes(folder) == 1
+        assert steps_of(folder, "resume", second)[0] >= saved > 0
     awaited(job.sizes, lambda sizes: sizes == NODES, 60)
+    assert job.now.status.incarnation == second, "a node that is back changes nothing"
 
 
 @long_run
@@ -242,11 +253,10 @@ def settable_clock(kube: TestKube, folder: Path) -> Iterator[tuple[dict[str, Any
 
 
 @long_run
-@pytest.mark.parametrize("jump_s", [7_200.0, -7_200.0], ids=["ahead", "back"])
-def test_a_clock_that_jumps_costs_a_job_nothing(
-    kube: TestKube, space: str, tmp_path: Path, jump_s: float
-) -> None:
-    """The clock of its driver and workers; the lease goes by the API server's, which stays."""
+def test_a_clock_that_jumps_costs_a_job_nothing(kube: TestKube, space: str, tmp_path: Path) -> None:
+    """The clock of its driver and workers, ahead and then back; the lease goes by the API server's, which
+    stays.
+    """
     (clock := tmp_path / "clock").mkdir()
     with settable_clock(kube, clock) as (pod, env, jump):
         settings = kube.settings(space, tmp_path / "jobs", place_wait_s=PLACE_WAIT_S)
@@ -255,19 +265,18 @@ def test_a_clock_that_jumps_costs_a_job_nothing(
         folder = JobFolder(tmp_path / "jobs" / job.id)
         try:
             job.give({"node-0": 1})
-            first = job.runs_on({"node-0": 1}).status
-            awaited(lambda: steps_of(folder, "checkpoint", first.incarnation), bool, 60)
-            jump.write_text(str(jump_s))
-            job.give({"node-0": 1, "node-1": 1})
-            after = job.runs_on({"node-0": 1, "node-1": 1}, above=first.incarnation).status
-            assert after.since_unix_s - time.time() == pytest.approx(jump_s, abs=600), "it did jump"
-            assert after.incarnation == first.incarnation + 1
-            last = max(steps_of(folder, "checkpoint", first.incarnation))
-            assert steps_of(folder, "resume", after.incarnation) == [last] > [0]
-            assert after.attained_gpu_s < 3_600
-            jump.write_text("0")
-            job.give({"node-1": 1})
-            job.runs_on({"node-1": 1}, above=after.incarnation)
+            before = job.runs_on({"node-0": 1}).status
+            for jump_s, placement in [(7_200.0, {"node-0": 1, "node-1": 1}), (-7_200.0, {"node-1": 1})]:
+                awaited(lambda: steps_of(folder, "checkpoint", before.incarnation), bool, 60)  # noqa: B023
+                jump.write_text(str(jump_s))
+                job.give(placement)
+                after = job.runs_on(placement, above=before.incarnation).status
+                assert after.since_unix_s - time.time() == pytest.approx(jump_s, abs=600), "it did jump"
+                assert after.incarnation == before.incarnation + 1
+                last = max(steps_of(folder, "checkpoint", before.incarnation))
+                assert steps_of(folder, "resume", after.incarnation) == [last] > [0]
+                assert after.attained_gpu_s < 3_600
+                before = after
         finally:
             job.end()
 
@@ -295,10 +304,11 @@ def test_a_driver_without_rights_says_which_and_goes_on_once_it_has_them(
 
 
 @long_run
-def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Start) -> None:
+def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Start, tmp_path: Path) -> None:
     if kube.state is None:
         pytest.skip("needs kube: only an API server that the tests started can be stopped")
     job = start()
+    folder = JobFolder(tmp_path / "jobs" / job.id)
     job.give({"node-0": 1})
     first = job.runs_on({"node-0": 1})
     pid = int((kube.state / "run" / "kube-apiserver.pid").read_text().split()[0])
@@ -308,7 +318,9 @@ def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Sta
         slow.api.read_s = 0.5
         with pytest.raises(ClusterUnavailable):
             slow.observe()
+        reached = max(steps_of(folder, "step", first.status.incarnation))
         time.sleep(AWAY_S)
+        assert max(steps_of(folder, "step", first.status.incarnation)) > reached
     finally:
         os.kill(pid, signal.SIGCONT)
     after = awaited(lambda: job.now, lambda now: now.status.phase == "running", 60)
@@ -316,6 +328,24 @@ def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Sta
     awaited(job.sizes, lambda sizes: sizes == NODES, 60)
     job.give({"node-0": 2})
     job.runs_on({"node-0": 2})
+
+
+@long_run
+def test_files_that_cannot_be_written_stop_no_training(start: Start, tmp_path: Path) -> None:
+    """As on a volume that is full: the driver cannot keep its state, so nothing changes until it can."""
+    job = start()
+    job.give({"node-0": 1})
+    first = job.runs_on({"node-0": 1}).status
+    kept = tmp_path / "jobs" / job.id / "driver.json"
+    kept.rename(kept.with_suffix(".away"))
+    (kept / "in-the-way").mkdir(parents=True)
+    job.give({"node-1": 1})
+    awaited(lambda: "\n".join(job.cluster.logs(job.id).lines), lambda told: "can be written" in told, 60)
+    assert job.now.status.incarnation == first.incarnation
+    assert [pod["spec"]["nodeName"] for pod in job.pods()] == ["node-0"]
+    shutil.rmtree(kept)
+    kept.with_suffix(".away").rename(kept)
+    assert job.runs_on({"node-1": 1}).status.incarnation == first.incarnation + 1
 
 
 @long_run
@@ -331,29 +361,14 @@ def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start)
 
 
 @long_run
-def test_a_quota_caps_what_is_given(kube: TestKube, start: Start) -> None:
-    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {f"requests.{GPU}": "3"}}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-    kube.api.create(path, quota)
-    try:
-        awaited(lambda: kube.api.get(f"{path}/gpus").get("status", {}).get("used"), bool, 30)
-        job = start()
-        awaited(job.cluster.observe, lambda view: bool(view.jobs), 30)
-        assert sum(job.sizes().values()) == 3
-        kube.api.patch(f"{path}/gpus", {"spec": {"hard": {f"requests.{GPU}": "1"}}})
-        awaited(lambda: sum(job.sizes().values()), lambda gpus: gpus == 1, 60)
-    finally:
-        kube.api.delete(f"{path}/gpus")
-
-
-@long_run
-def test_a_quota_that_is_lowered_is_kept_by_the_next_decision(kube: TestKube, start: Start) -> None:
+def test_a_quota_caps_what_is_given_also_once_it_is_lowered(kube: TestKube, start: Start) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     kube.api.create(path, {"metadata": {"name": "lower"}, "spec": {"hard": {f"requests.{GPU}": "3"}}})
     try:
         used = lambda: kube.api.get(f"{path}/lower").get("status", {}).get("used") or {}  # noqa: E731
         awaited(used, lambda found: found.get(f"requests.{GPU}") == "0", 120)
         job = start()
+        assert sum(job.sizes().values()) == 3
         job.give({"node-0": 2})
         first = job.runs_on({"node-0": 2}).status
         kube.api.patch(f"{path}/lower", {"spec": {"hard": {f"requests.{GPU}": "1"}}})

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from pollux.cycle import CycleResult, run_once
 from pollux.record import Records
 from pollux.settings import Settings
 from pollux.store import ModelStore
-from pollux_agent.driver.kube.api import PAGE_SIZE
-from pollux_agent.protocol import JobSpec
+from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube.api import PAGE_SIZE, pod_path
+from pollux_agent.protocol import JobSpec, encode
 
 __all__ = ["mlflow_uri", "new_experiment"]
 
@@ -32,20 +34,26 @@ _SUBMITTERS = 8
 
 @pytest.fixture
 def crowd(kube: TestKube, tmp_path: Path) -> Iterator[KubeCluster]:
-    """A namespace of jobs whose drivers nobody schedules."""
+    """A namespace of jobs whose drivers nobody schedules: one that was submitted, and others like it."""
     space = kube.namespace("crowd")
     settings = kube.settings(space, tmp_path / "jobs")
     spec = JobSpec(name="one", script="one.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=1)
+    who = JobIdentity(deployment="crowd", dag_id="d", run_id="0", task_id="t")
+    template = host_pod(schedulerName="nobody")
+    cluster = KubeCluster(kube.api, settings, namespace=space, user_pod=lambda: template)
+    cluster.submit("job-0", identity=who, spec=spec, run_id="run")
+    first = kube.api.get(pod_path(space, "job-0"))
 
     def submit(numbers: range) -> None:
-        template = host_pod(schedulerName="nobody")
-        cluster = KubeCluster(kube.api, settings, namespace=space, user_pod=lambda: template)
+        api = kube.api
         for number in numbers:
-            who = JobIdentity(deployment="crowd", dag_id="d", run_id=str(number), task_id="t")
-            cluster.submit(f"job-{number:04}", identity=who, spec=spec, run_id=f"run-{number}")
+            labels = doc.labels(first) | {doc.JOB: f"job-{number}"}
+            notes = doc.annotations(first) | {doc.IDENTITY: encode(replace(who, run_id=str(number)))}
+            meta = {"name": f"job-{number}", "labels": labels, "annotations": notes}
+            api.create(pod_path(space), {"metadata": meta, "spec": first["spec"]})
 
     with ThreadPoolExecutor(_SUBMITTERS) as pool:
-        shares = [range(first, NUM_JOBS, _SUBMITTERS) for first in range(_SUBMITTERS)]
+        shares = [range(1 + share, NUM_JOBS, _SUBMITTERS) for share in range(_SUBMITTERS)]
         list(pool.map(submit, shares))
     yield KubeCluster(kube.api, settings)
     kube.api.delete(f"/api/v1/namespaces/{space}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube_jobs import SteadyJob, tenant_pod
+from kube_jobs import SteadyJob, check_resumes, tenant_pod
 from kube_nodes import GPU, TestKube, awaited, host_pod, long_run
 
 from pollux.cluster.k8s import KubeCluster
@@ -22,6 +22,7 @@ from pollux.cluster.k8s.nodes import quantity
 from pollux.errors import ClusterError, DriverLost, UnknownJob
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import KubeApi, pod_path
+from pollux_agent.protocol import JobFolder
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(0)]
 
@@ -213,6 +214,10 @@ class Soak:
         awaited(at_work, timeout_s=CALM_S)
 
 
+def seconds() -> float:
+    return float(os.environ.get("POLLUX_SOAK_S", "600"))
+
+
 @pytest.fixture
 def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
     for name, gpus in NODES.items():
@@ -220,17 +225,21 @@ def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
     space = kube.namespace(SPACE)
     settings = kube.settings(space, tmp_path / "jobs", place_wait_s=10.0, grace_s=5.0, lost_after_s=5.0)
     cluster = KubeCluster(kube.api, settings, namespace=space, user_pod=host_pod)
-    started: list[SteadyJob] = [SteadyJob(cluster, space) for _ in range(3)]
+    enough = ["--steps", str(10_000 + round(10 * seconds()))]  # each takes a tenth of a second at least
+    started: list[SteadyJob] = [SteadyJob(cluster, space, arguments=enough) for _ in range(3)]
     yield started
+    for job in started:
+        job.ask_to_end()
     for job in started:
         job.end()
 
 
 @long_run
-def test_random_faults(kube: TestKube, jobs: list[SteadyJob], capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = float(os.environ.get("POLLUX_SOAK_S", "600"))
+def test_random_faults(
+    kube: TestKube, jobs: list[SteadyJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = int(os.environ.get("POLLUX_SOAK_SEED", "0"))
-    until_s = time.monotonic() + seconds
+    until_s = time.monotonic() + seconds()
     soak = Soak(kube, jobs, random.Random(seed), until_s)
     try:
         while time.monotonic() < until_s:
@@ -244,5 +253,8 @@ def test_random_faults(kube: TestKube, jobs: list[SteadyJob], capsys: pytest.Cap
     finally:
         soak.heal(all_of_it=True)
         with capsys.disabled():
-            print(f"\nsoak of {seconds:.0f} s, seed {seed}: {dict(soak.counts)}, starts {soak.best}")
-    assert sum(soak.best.values()) > len(jobs)
+            print(f"\nsoak of {seconds():.0f} s, seed {seed}: {dict(soak.counts)}, starts {soak.best}")
+    resumes = [check_resumes(JobFolder(tmp_path / "jobs" / job.id)) for job in jobs]
+    with capsys.disabled():
+        print(f"starts that went on from the newest checkpoint: {resumes}")
+    assert sum(resumes) > 0

@@ -148,7 +148,7 @@ def test_airflow_tells_the_states_of_tasks(
     )
     password = json.loads(airflow_login.read_text())["admin"]
     api = AirflowApi("http://testserver", user="admin", password=password, transport=through(airflow_app))
-    state_of = ask_airflow(api, [job, lost])
+    state_of = ask_airflow(api, [job.identity, lost.identity])
     assert job.identity.run_id == run.run_id
     assert state_of(job.identity) == "success"
     assert state_of(lost.identity) == GONE
@@ -170,7 +170,7 @@ def test_a_task_that_its_ended_run_has_left_unscheduled_leads_nowhere(
         with create_session() as session:
             session.execute(update(TaskRow).where(TaskRow.run_id == run.run_id).values(state=None))
             session.execute(update(RunRow).where(RunRow.run_id == run.run_id).values(_state=run_state))
-        assert ask_airflow(api, [job])(job.identity) == want
+        assert ask_airflow(api, [job.identity])(job.identity) == want
 
 
 class ShortSighted(AirflowApi):
@@ -199,6 +199,6 @@ def test_a_task_that_is_not_in_the_list_is_not_gone_yet(jobs: list[ClusterJob]) 
         started=None,
         ended=None,
     )
-    assert ask_airflow(ShortSighted(running), [jobs[1]])(jobs[1].identity) == "deferred"
+    assert ask_airflow(ShortSighted(running), [jobs[1].identity])(jobs[1].identity) == "deferred"
     with pytest.raises(AirflowApiError, match="403"):
-        ask_airflow(ShortSighted(AirflowApiError("GET: 403: Forbidden")), jobs)
+        ask_airflow(ShortSighted(AirflowApiError("GET: 403: Forbidden")), [job.identity for job in jobs])

@@ -63,7 +63,7 @@ def _run_workers(settings: WorkerSettings, spec: JobSpec) -> bool:
             local_world_size=settings.placement[settings.node],
             rdzv_handler=handler,
             entrypoint=run_forked,
-            args=(spec.script, *spec.arguments),
+            args=tuple(text.replace("$", "$$") for text in (spec.script, *spec.arguments)),  # torch's macros
             max_restarts=0,
             monitor_interval=_MONITOR_S,
         ),

@@ -1,7 +1,8 @@
 """What the operator does on Kubernetes besides: the user's pod from its own parameters, and its way there."""
 
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -10,10 +11,16 @@ from kubernetes import client as kube_client
 
 from pollux.cluster.k8s import kube_settings
 from pollux.triggers.connect import DEFAULT_CONNECTION, KubeReach
+from pollux_agent.driver.kube import documents as doc
+
+if TYPE_CHECKING:
+    from pollux.cluster.k8s import KubeCluster
 
 MAX_LOSSES = 10
 """Drivers lost in a row within one try, each soon after it began."""
 LONG_LIVED_S = 300.0
+_DRIVER_ENDS_S = 10.0
+_LOOK_EVERY_S = 0.5
 
 
 def reach_of(operator: KubernetesPodOperator) -> KubeReach:
@@ -55,7 +62,20 @@ def user_pod(operator: KubernetesPodOperator, context: Any) -> Mapping[str, Any]
             operator=operator,
         )
     plain = kube_client.ApiClient(kube_client.Configuration()).sanitize_for_serialization(pod)
+    plain["metadata"].setdefault("labels", {})[doc.FINISH] = operator.on_finish_action.value
     return dict(plain)
+
+
+def driver_ends(cluster: "KubeCluster", job_id: str) -> bool:
+    """Whether the driver of a job that is over ends within a few seconds: one that has figures left for
+    MLflow goes on until it has sent them. Raises ClusterError.
+    """
+    until_s = time.monotonic() + _DRIVER_ENDS_S
+    while cluster.is_closing(job_id):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
 
 
 def deletes_pod(operator: KubernetesPodOperator, *, succeeded: bool) -> bool:

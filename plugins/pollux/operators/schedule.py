@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pollux.settings import Settings, settings
 if TYPE_CHECKING:
     from pollux.cluster.k8s import KubeCluster
     from pollux.cluster.local import LocalCluster
+    from pollux.store import ModelStore
 
 STARTUP_S = 15.0
 """Airflow takes up to this long from a run's due time to its task's first line, most of it cold imports."""
@@ -53,14 +55,15 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     except ClusterUnavailable as error:
         log.warning("Skipped: %s", error)
         raise AirflowSkipException(str(error)) from None
+    store = ModelStore(
+        config.mlflow_tracking_uri,
+        experiment=config.experiment,
+        decisions_experiment=config.decisions_recorded_in,
+        deployment=config.deployment,
+    )
     result = run_once(
         cluster,
-        ModelStore(
-            config.mlflow_tracking_uri,
-            experiment=config.experiment,
-            decisions_experiment=config.decisions_recorded_in,
-            deployment=config.deployment,
-        ),
+        store,
         config,
         now=time.time(),
         due=run_after.timestamp() + STARTUP_S,
@@ -69,6 +72,7 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
     )
     if not config.shadow:
         look_for_orphans(cluster, config, log)
+        tidy_up(cluster, store, result.unknown_jobs, config, log)
     if result.skipped:
         log.warning("Skipped: %s", result.skipped)
         raise AirflowSkipException(result.skipped)
@@ -95,7 +99,7 @@ def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, lo
     try:
         jobs = [job for job in cluster.observe().jobs if job.identity.deployment == config.deployment]
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
-            state_of = ask_airflow(api, jobs)
+            state_of = ask_airflow(api, [job.identity for job in jobs])
         ended = end_orphans(
             cluster, jobs, state_of, deployment=config.deployment, memory=config.state / "suspects.json"
         )
@@ -104,3 +108,42 @@ def look_for_orphans(cluster: "LocalCluster | KubeCluster", config: Settings, lo
         return
     for job_id, why in ended.items():
         log.warning("Ended %s, an orphan: %s", job_id, why)
+
+
+def tidy_up(
+    cluster: "LocalCluster | KubeCluster",
+    store: "ModelStore",
+    unknown_jobs: Sequence[str],
+    config: Settings,
+    log: logging.Logger,
+) -> None:
+    """Remove driver pods whose job and task are over, and close the runs of ``unknown_jobs`` whose task is
+    over; without Airflow, MLflow or cluster that waits.
+    """
+    from pollux.airflow_api import AirflowApi
+    from pollux.leftovers import DriverPods, close_runs, remove_left
+    from pollux.orphans import ask_airflow
+
+    if not config.airflow_url or config.airflow_login is None:
+        return
+    try:
+        left = cluster.left(config.deployment) if isinstance(cluster, DriverPods) else {}
+        open_runs = store.reports() if unknown_jobs else {}
+        runs = {job_id: open_runs[job_id] for job_id in unknown_jobs if job_id in open_runs}
+        if not left and not runs:
+            return
+        tasks = [job.identity for job in left.values()]
+        tasks += [run.identity for run in runs.values() if run.identity is not None]
+        with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
+            state_of = ask_airflow(api, tasks)
+        closed = close_runs(store, runs, state_of, memory=config.state / "unknown.json")
+        removed: tuple[str, ...] = ()
+        if isinstance(cluster, DriverPods):
+            removed = remove_left(cluster, store, left, state_of, memory=config.state / "leftovers.json")
+    except (PolluxError, OSError) as error:
+        log.warning("What is left of jobs that are over was not looked for: %s", error)
+        return
+    for job_id in removed:
+        log.info("Removed the driver's pod of %s, which is over", job_id)
+    for job_id in closed:
+        log.warning("Closed the run of %s, which the cluster does not know", job_id)

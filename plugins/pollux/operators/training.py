@@ -294,18 +294,25 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         raise (AirflowFailException if verdict.kind == "fail" else AirflowException)(verdict.message)
 
     def _tidy(self, job: ClusterJob, *, final: bool, succeeded: bool) -> None:
-        """On Kubernetes a job with its last verdict is recorded, and then its driver's pod goes as asked."""
+        """On Kubernetes a job with its last verdict is recorded, and then its driver's pod goes as asked.
+
+        What cannot be done yet, since MLflow is away or still gets figures, the scheduling cycle does.
+        """
         config = self._settings()
         if not final or not self._on_kubernetes(config) or not kube.deletes_pod(self, succeeded=succeeded):
             return
         try:
             if config.mlflow_tracking_uri:
                 close_run(self._store(config), job)
-            self._kubernetes(config).remove(job.job_id)
+            cluster = self._kubernetes(config)
+            if kube.driver_ends(cluster, job.job_id):
+                cluster.remove(job.job_id)
+            else:
+                self.log.warning("The driver of %s goes on until MLflow has its last figures", job.job_id)
         except UnknownJob:
             return
         except (StoreError, ClusterError) as error:
-            self.log.warning("The driver's pod of %s stays: %s", job.job_id, error)
+            self.log.warning("The driver's pod of %s stays for now: %s", job.job_id, error)
 
     def _stop_for_fresh(self, control: JobControl) -> None:
         """A job at work cannot start over: it is stopped, and what is submitted then starts from nothing."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pollux.cluster.base import JobIdentity
 from pollux_agent.errors import DocumentError
 from pollux_agent.model.throughput import is_sane
 from pollux_agent.protocol import MAX_REPORT_CHARS, Report, decode
@@ -20,10 +21,12 @@ _MAX_REMARK = 300
 class JobRecord:
     """A job's MLflow run and its report, None where there is none to go by; ``remarks`` say why.
 
+    ``identity`` is of its task, None where the run does not tell.
     ``skewed``: its agent is newer than this scheduler, so that its report is there but cannot be read.
     """
 
     run_id: str
+    identity: JobIdentity | None = None
     report: Report | None = None
     remarks: tuple[str, ...] = ()
     skewed: bool = False

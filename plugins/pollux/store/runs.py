@@ -40,6 +40,20 @@ def job_tags(job_id: str, identity: JobIdentity) -> dict[str, str]:
     }
 
 
+def identity_of(tags: Mapping[str, str]) -> JobIdentity | None:
+    """The inverse of :func:`job_tags`; None for tags that are none of ours."""
+    try:
+        return JobIdentity(
+            deployment=tags[DEPLOYMENT_TAG],
+            dag_id=tags["pollux.dag_id"],
+            run_id=tags["pollux.dag_run_id"],
+            task_id=tags["pollux.task_id"],
+            map_index=int(tags["pollux.map_index"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
 def spec_params(spec: JobSpec) -> dict[str, str]:
     """What people compare runs by; never the environment variables, which may hold secrets."""
     values = {

@@ -8,7 +8,17 @@ from pollux.cluster.base import JobIdentity
 from pollux.store.connection import Connection
 from pollux.store.decisions import DecisionRuns
 from pollux.store.reading import JobRecord, is_newer, read_report
-from pollux.store.runs import DEPLOYMENT_TAG, DROPPED, JOB_TAG, KEPT, JobRuns, fate, job_tags, quoted
+from pollux.store.runs import (
+    DEPLOYMENT_TAG,
+    DROPPED,
+    JOB_TAG,
+    KEPT,
+    JobRuns,
+    fate,
+    identity_of,
+    job_tags,
+    quoted,
+)
 from pollux_agent.protocol import REPORT_TAG, JobSpec
 from pollux_agent.report.client import is_missing
 from pollux_agent.report.outbox import Point
@@ -153,4 +163,10 @@ class ModelStore:
 def _record(job_id: str, run: "Run") -> JobRecord:
     report, remarks = read_report(job_id, run.data.tags.get(REPORT_TAG))
     skewed = is_newer(run.data.tags.get(REPORT_TAG))
-    return JobRecord(run_id=run.info.run_id, report=report, remarks=remarks, skewed=skewed)
+    return JobRecord(
+        run_id=run.info.run_id,
+        identity=identity_of(run.data.tags),
+        report=report,
+        remarks=remarks,
+        skewed=skewed,
+    )

@@ -1,5 +1,6 @@
 """Worker pods and what becomes of a gang that cannot start: the pure parts of the driver on Kubernetes."""
 
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from pollux_agent.settings import worker_settings
 
 RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb")
 DRIVER = {"metadata": {"name": "job", "namespace": "team", "uid": "u-1", "labels": {}}}
+TEXT = "$(POLLUX_POD_IP) $x $$(POLLUX_POD_IP) pa$$word $"
 SPEC = JobSpec(name="j", script="s.py", initial_batch_size=8, max_local_batch_size=8, min_gpus=2, max_gpus=8)
 
 
@@ -35,19 +37,26 @@ def gang(template: dict[str, Any] | None = None, **fields: Any) -> Gang:
         "start": Start(incarnation=3, placement={"a": 2, "b": 1}, signal_unix_s=None),
         "settings": KubeDriverSettings(gpu_resources=RESOURCES, mlflow_tracking_uri="http://m"),
         "gpu_type": "A100",
-        "env": {"TEXT": "$(HOME) $x"},
+        "env": {"TEXT": TEXT},
         "mlflow_run_id": "run",
     }
     return Gang(**plain | fields)
 
 
 def literal(pod: dict[str, Any]) -> dict[str, str]:
-    """The container's variables as the kubelet gives them, those of fields left out."""
-    env = pod["spec"]["containers"][0]["env"]
-    expanded = {
-        item["name"]: item["value"].replace("$(POLLUX_POD_IP)", "10.0.0.7") for item in env if "value" in item
-    }
-    return {name: value.replace("$$(", "$(") for name, value in expanded.items()}
+    """The container's variables as the kubelet gives them, those of fields left out.
+
+    ``$(NAME)`` is an earlier one's value, ``$$`` a dollar (Kubernetes: dependent environment variables).
+    """
+    known = {"POLLUX_POD_IP": "10.0.0.7"}
+    for item in pod["spec"]["containers"][0]["env"]:
+        if "value" in item:
+            known[item["name"]] = re.sub(
+                r"\$(\$|\((\w+)\))",
+                lambda found: "$" if found[1] == "$" else known.get(found[2], found[0]),
+                item["value"],
+            )
+    return known
 
 
 def test_a_workers_environment_is_what_the_agent_reads() -> None:
@@ -63,9 +72,7 @@ def test_a_workers_environment_is_what_the_agent_reads() -> None:
 
 
 def test_users_texts_are_not_expanded() -> None:
-    assert literal(worker_pod(gang(), 0, ""))["TEXT"] == "$(HOME) $x"
-    raw = worker_pod(gang(), 0, "")["spec"]["containers"][0]["env"]
-    assert {"name": "TEXT", "value": "$$(HOME) $x"} in raw
+    assert literal(worker_pod(gang(), 0, ""))["TEXT"] == TEXT
 
 
 def test_credentials_of_the_users_pod_reach_the_worker() -> None:

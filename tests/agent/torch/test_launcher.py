@@ -18,6 +18,10 @@ from pollux_agent.settings import WorkerSettings, environment
 TIMEOUT_S = 150
 
 
+ARGUMENTS = ("$$ $(HOME)", "${local_rank} $local_rank")
+"""Nobody may make anything else of them."""
+
+
 class Launch:
     """A job's folder and the launcher of one node with two slots."""
 
@@ -36,7 +40,12 @@ class Launch:
         script = self.folder.root / "script.py"
         script.write_text(text)
         spec = JobSpec(
-            name="job", script=str(script), initial_batch_size=8, max_local_batch_size=8, max_gpus=2
+            name="job",
+            script=str(script),
+            arguments=ARGUMENTS,
+            initial_batch_size=8,
+            max_local_batch_size=8,
+            max_gpus=2,
         )
         self.folder.spec.write_text(encode(spec))
         with socket.socket() as probe:
@@ -158,7 +167,7 @@ folder = pathlib.Path(__file__).parent
     first, second = (json.loads((launch.folder.root / f"found-{rank}").read_text()) for rank in range(2))
     script = launch.folder.root / "script.py"
     assert first["name"] == "__main__"
-    assert first["argv"] == [str(script)]
+    assert first["argv"] == [str(script), *ARGUMENTS]
     assert first["path"] == str(script.parent)
     assert first["start"] == "fork"
     assert all(one != two for one, two in zip(first["random"], second["random"], strict=True))

@@ -92,10 +92,26 @@ def test_a_nodes_gpus_are_what_others_leave(pods: list[dict[str, Any]], want: in
     assert gpus(books([node(gpus=5)], pods)) == {"a": want}
 
 
-def test_init_containers_count_where_they_ask_for_more() -> None:
-    asks = pod(1)
-    asks["spec"]["initContainers"] = [{"name": "i", "resources": {"limits": {GPU: "3"}}}]
-    assert gpus(books([node(gpus=5)], [asks])) == {"a": 2}
+@pytest.mark.parametrize(
+    ("init", "asks"),
+    [
+        pytest.param([(3, False)], 3, id="an init container asks for more"),
+        pytest.param([(1, False)], 2, id="one that asks for less"),
+        pytest.param([(1, True)], 3, id="a sidecar stays beside the container"),
+        pytest.param([(1, True), (4, False)], 5, id="a sidecar runs beside a later init container"),
+        pytest.param([(4, False), (1, True)], 4, id="but not beside an earlier one"),
+        pytest.param([(1, True), (1, True), (2, False)], 4, id="two sidecars"),
+    ],
+)
+def test_init_containers_and_sidecars_count_as_they_run(init: list[tuple[int, bool]], asks: int) -> None:
+    """A pod whose container asks for two; right values: the resource rules of KEP 753."""
+    asked = pod(2)
+    asked["spec"]["initContainers"] = [
+        {"name": "i", "resources": {"limits": {GPU: str(gpus)}}}
+        | ({"restartPolicy": "Always"} if always else {})
+        for gpus, always in init
+    ]
+    assert gpus(books([node(gpus=8)], [asked])) == {"a": 8 - asks}
 
 
 @pytest.mark.parametrize(

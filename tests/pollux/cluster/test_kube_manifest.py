@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from pollux.cluster.base import JobIdentity
-from pollux.cluster.k8s.jobs import job_of
+from pollux.cluster.k8s.jobs import job_of, left_by
 from pollux.cluster.k8s.manifest import driver_pod, first_notes
 from pollux.cluster.k8s.settings import KubeSettings, kube_settings
 from pollux.errors import ConfigError, Refused
 from pollux_agent.driver.kube import documents as doc
-from pollux_agent.protocol import JobSpec
+from pollux_agent.driver.state import DriverState, Phase
+from pollux_agent.protocol import JobSpec, encode
 
 SPEC = JobSpec(
     name="digits",
@@ -29,7 +30,7 @@ SETTINGS = KubeSettings(jobs_volume=CLAIM, driver_image="pollux/driver:1", drive
 def user_pod(**spec: Any) -> dict[str, Any]:
     return {
         "metadata": {
-            "labels": {"team": "x", "dag_id": "d", "kubernetes_pod_operator": "True"},
+            "labels": {"team": "x", "dag_id": "d", "kubernetes_pod_operator": "True", doc.FINISH: "keep_pod"},
             "annotations": {"note": "mine"},
         },
         "spec": {
@@ -189,3 +190,31 @@ def test_the_driver_has_the_users_log_in_to_mlflow_and_no_other_variable_of_thei
     found = {part["name"]: part for part in pod["spec"]["containers"][0]["env"]}
     assert found["MLFLOW_TRACKING_TOKEN"]["valueFrom"] == token
     assert "LD_PRELOAD" not in found
+
+
+@pytest.mark.parametrize(
+    ("finish", "phase", "stop", "left"),
+    [
+        ("delete_pod", "done", "", "done"),
+        ("delete_pod", "failed", "", "failed"),
+        ("delete_pod", "waiting", "failed", "ended"),
+        ("delete_pod", "running", "", None),
+        ("delete_succeeded_pod", "done", "", "done"),
+        ("delete_succeeded_pod", "failed", "", None),
+        ("delete_succeeded_pod", "waiting", "failed", None),
+        ("keep_pod", "done", "", None),
+        ("", "done", "", None),
+    ],
+)
+def test_a_pod_is_left_by_a_job_that_is_over_unless_it_was_to_stay(
+    finish: str, phase: Phase, stop: str, left: str | None
+) -> None:
+    pod = made()
+    pod["metadata"]["labels"] |= {doc.FINISH: finish}
+    if not finish:
+        del pod["metadata"]["labels"][doc.FINISH]
+    pod["metadata"]["annotations"] |= {doc.STATE: encode(DriverState(phase=phase)), doc.STOP: stop}
+    job = left_by(pod, 100.0)
+    assert (job.status.phase if job else None) == left
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert left_by(pod, 100.0) is None

@@ -235,6 +235,13 @@ def test_figures_that_the_workers_of_a_job_could_not_send_are_in_its_run_before_
     assert not unsent.exists()
 
 
+def test_an_open_run_whose_job_the_cluster_does_not_know_is_named_and_stays(world: World) -> None:
+    run_id = world.store.ensure_run("coming", an_identity("coming"), a_spec("coming"), world.now)
+    assert world.cycle().unknown_jobs == ("coming",)
+    assert MlflowClient(world.uri).get_run(run_id).info.status == "RUNNING"
+    assert world.store.reports()["coming"].identity == an_identity("coming")
+
+
 def test_figures_that_mlflow_refuses_keep_no_run_open(world: World) -> None:
     world.submit("one")
     world.cycle()

@@ -25,9 +25,13 @@ SPEC = {"script": "train.py", "initial_batch_size": 8, "max_local_batch_size": 8
 
 @dataclass
 class LosingCluster(EndingCluster):
-    """Loses the driver of the next so many looks at a job, and notes whose pods were removed."""
+    """Loses the driver of the next so many looks at a job, and notes whose pods were removed.
+
+    The driver of a job that is over goes on for the next ``closing`` looks.
+    """
 
     losses: int = 0
+    closing: int = 0
     removed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -38,6 +42,10 @@ class LosingCluster(EndingCluster):
             self.losses -= 1
             raise DriverLost(f"the driver of {job_id} is gone: Evicted")
         return super().job(job_id)
+
+    def is_closing(self, job_id: str) -> bool:
+        self.closing -= 1
+        return self.closing >= 0
 
     def remove(self, job_id: str) -> None:
         self.removed.append(job_id)
@@ -123,6 +131,21 @@ def test_the_drivers_pod_goes_with_the_last_verdict(
         task.execute(context())
     except AirflowException:
         assert end.phase == "failed"
+    assert kube.removed == ([task.job_id] if removed else [])
+
+
+@pytest.mark.parametrize(
+    ("looks", "removed"),
+    [pytest.param(2, True, id="a moment longer"), pytest.param(1_000, False, id="MLflow is away")],
+)
+def test_a_driver_that_sends_last_figures_is_left_alone(
+    kube: LosingCluster, context: Context, monkeypatch: pytest.MonkeyPatch, looks: int, removed: bool
+) -> None:
+    monkeypatch.setattr("pollux.operators.kube._DRIVER_ENDS_S", 0.2)
+    monkeypatch.setattr("pollux.operators.kube._LOOK_EVERY_S", 0.01)
+    kube.ends, kube.closing = [ending("done")], looks
+    task = operator(deferrable=False)
+    assert task.execute(context())["step"] == 7
     assert kube.removed == ([task.job_id] if removed else [])
 
 

@@ -68,10 +68,10 @@ class PodCache:
                     self._list()
                 self._watch()
                 pause_s = _PAUSE_S
-            except KubeError as error:
+            except (KubeError, ValueError, LookupError) as error:  # an answer that is none of the API's, too
                 logger.warning("The job's pods cannot be watched: %s", error)
                 self._version = ""
-                if error.status != 410:
+                if not (isinstance(error, KubeError) and error.status == 410):
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 

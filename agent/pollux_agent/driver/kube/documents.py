@@ -23,6 +23,8 @@ JOB = f"{PREFIX}job"
 DEPLOYMENT = f"{PREFIX}deployment"
 NODE = f"{PREFIX}node"
 INCARNATION = f"{PREFIX}incarnation"
+FINISH = f"{PREFIX}finish"
+"""What becomes of a driver's pod once job and task are over: the operator's ``on_finish_action``."""
 
 IDENTITY = f"{PREFIX}identity"
 SPEC = f"{PREFIX}spec"

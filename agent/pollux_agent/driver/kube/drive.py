@@ -61,8 +61,9 @@ _STOPS: dict[str, StopReason] = {
 def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
     """Drive the job of this pod to its end; the process's exit status, 0 unless the job is not over.
 
-    On SIGTERM the workers checkpoint and end, and the job waits for its next driver. Raises KubeError where
-    the pod cannot be read, DocumentError where its annotations are wrong.
+    On SIGTERM the workers checkpoint and end, and the job waits for its next driver. While the job's files
+    cannot be written they go on as they are. Raises KubeError where the pod cannot be read, DocumentError
+    where its annotations are wrong.
     """
     closing = threading.Event()
     own = api.get(pod_path(namespace, pod))
@@ -76,11 +77,18 @@ def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
     signal.signal(signal.SIGTERM, close)
     cache.start()
     driver = KubeDriver.open(api, cache, own, folder)
+    trouble: int | None = None
     while not driver.over:
         cache.changed.wait(_TICK_S)
         cache.changed.clear()
-        if not driver.turn(time.time(), closing=closing.is_set()):
-            break
+        try:
+            if not driver.turn(time.time(), closing=closing.is_set()):
+                break
+            trouble = None
+        except OSError as error:
+            if error.errno != trouble:
+                logger.error("Waits until the job's files can be written: %s", error)
+            trouble = error.errno
     if driver.over:
         driver.send_left(closing)
     return 0 if driver.over else 1

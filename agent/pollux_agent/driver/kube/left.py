@@ -12,7 +12,7 @@ from pollux_agent.report import MlflowReporter
 
 logger = logging.getLogger(__name__)
 
-TRY_FOR_S = 3_600.0
+TRY_FOR_S = 86_400.0
 _CLOSE_S = 10.0
 
 

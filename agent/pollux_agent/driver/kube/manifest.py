@@ -121,7 +121,7 @@ def _metadata(user: Json, gang: Gang, rank: int, key: str) -> dict[str, Any]:
 
 
 def _env(user: list[Json], gang: Gang, rank: int, address: str) -> list[dict[str, Any]]:
-    """The user's variables first; ours, which come last, win."""
+    """The user's variables first; ours, which come last, win. The kubelet makes one dollar of two."""
     settings = WorkerSettings(
         job_id=gang.job_id,
         job_dir=Path(JOB_DIR),
@@ -143,7 +143,7 @@ def _env(user: list[Json], gang: Gang, rank: int, address: str) -> list[dict[str
     kept = [dict(variable) for variable in user if variable.get("name") not in ours]
     own_address = {"name": _POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     literal = [
-        {"name": name, "value": value if name == "POLLUX_RENDEZVOUS" else value.replace("$(", "$$(")}
+        {"name": name, "value": value if name == "POLLUX_RENDEZVOUS" else value.replace("$", "$$")}
         for name, value in ours.items()
     ]
     return [*kept, own_address, *literal]

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 
 _NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_NOT_RUNNING = "status.phase!=Running"
 _DRIVERS = f"{doc.ROLE}={doc.DRIVER_ROLE}"
 _WORKERS = f"{doc.ROLE}={doc.WORKER_ROLE}"
 _LEAST_VIEW_AGE_S = 1.0
@@ -208,11 +209,27 @@ class KubeCluster:
             nodes=view.nodes, jobs=tuple(sorted([*view.jobs, *over], key=lambda job: job.submitted_unix_s))
         )
 
-    def remove(self, job_id: str) -> None:
-        """Delete a job's driver pod, and so all that is left of it but its folder."""
+    def is_closing(self, job_id: str) -> bool:
+        """Whether the job is over but its driver at work, as while it sends the last figures to MLflow."""
+        pod = self._driver(job_id)
+        ends = doc.is_terminal(pod) or pod["metadata"].get("deletionTimestamp")
+        return jobs.is_over(pod) and not ends
+
+    def left(self, deployment: str) -> Mapping[str, ClusterJob]:
+        """A deployment's jobs that are over and have a pod that nobody needs but who has yet to hear of their
+        end, by the pod's uid.
+        """
+        selector = f"{_DRIVERS},{doc.DEPLOYMENT}={deployment},{doc.FINISH}"
+        with translated("jobs that are over"):
+            pods = list(self.api.items(self._pods, labelSelector=selector, fieldSelector=_NOT_RUNNING))
+        left = {pod["metadata"]["uid"]: jobs.left_by(pod, self.api.server_unix_s) for pod in pods}
+        return {uid: job for uid, job in left.items() if job is not None}
+
+    def remove(self, job_id: str, *, uid: str = "") -> None:
+        """Delete a job's driver pod (with ``uid`` no other), and so all that is left of it but its folder."""
         pod = self._driver(job_id)
         with translated(f"remove {job_id}", job_id=job_id, writes=True):
-            self.api.delete(_path(pod), uid=pod["metadata"]["uid"])
+            self.api.delete(_path(pod), uid=uid or pod["metadata"]["uid"])
 
     # --- within
 

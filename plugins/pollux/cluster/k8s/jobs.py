@@ -8,7 +8,7 @@ from typing import Any
 from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobIdentity, JobStatus, StopReason
 from pollux.cluster.driven import as_driven
 from pollux_agent.driver.kube import documents as doc
-from pollux_agent.driver.kube.documents import annotations, is_terminal, labels
+from pollux_agent.driver.kube.documents import FINISH, annotations, is_terminal, labels
 from pollux_agent.driver.state import DriverState
 from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import Allocation, JobSpec, Placement, decode
@@ -23,6 +23,9 @@ _STOPS: Mapping[str, StopReason] = {
     "clear": "clear",
     "orphan": "orphan",
 }
+
+_DELETE, _DELETE_IF_DONE = "delete_pod", "delete_succeeded_pod"
+"""Values of the label ``finish`` with which a pod does not stay."""
 
 
 def job_of(pod: Json, *, now_unix_s: float, held: Placement | None = None) -> ClusterJob:
@@ -82,6 +85,25 @@ def is_over(pod: Json) -> bool:
 def is_abandoned(pod: Json) -> bool:
     """Whether the driver ended before its job did."""
     return is_terminal(pod) and not is_over(pod)
+
+
+def left_by(pod: Json, now_unix_s: float) -> ClusterJob | None:
+    """The job of a driver pod that does not run, if it is over and the pod was not to stay.
+
+    A job that was stopped before its driver ran, or after that was lost, is over too.
+    """
+    finish = labels(pod).get(FINISH)
+    if finish not in (_DELETE, _DELETE_IF_DONE) or pod["metadata"].get("deletionTimestamp"):
+        return None
+    try:
+        job = job_of(pod, now_unix_s=now_unix_s)
+    except DocumentError:
+        return None
+    if job.status.stop is not None and job.status.phase not in FINAL_PHASES:
+        job = replace(job, status=replace(job.status, phase="ended", held={}))
+    phase = job.status.phase
+    goes = phase == "done" if finish == _DELETE_IF_DONE else phase in FINAL_PHASES
+    return job if goes else None
 
 
 def _startup(pod: Json) -> str:

@@ -18,9 +18,10 @@ OPERATOR_LABELS = frozenset(
     {
         *("dag_id", "task_id", "run_id", "map_index", "try_number", "parent_dag_id"),
         *("kubernetes_pod_operator", "airflow_version", "airflow_kpo_in_cluster", "already_checked"),
+        doc.FINISH,
     }
 )
-"""By these KubernetesPodOperator finds its pod: workers must not carry them."""
+"""The driver's alone: by all but the last KubernetesPodOperator finds its pod."""
 
 _JOB_VOLUME = "pollux-job"
 _MLFLOW_LOGIN = "MLFLOW_TRACKING_"

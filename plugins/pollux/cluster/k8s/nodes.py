@@ -118,17 +118,23 @@ def unix_s(text: str | None) -> float:
 
 
 def _requests(pod: Json) -> dict[str, int]:
-    """What a pod asks for of every extended resource: all containers together, or its largest init one."""
+    """What a pod asks for of every extended resource: all containers together, sidecars included, or where
+    that is more its largest init container with the sidecars that started before it (KEP 753).
+    """
     spec = pod.get("spec") or {}
     together: dict[str, int] = defaultdict(int)
-    for container in spec.get("containers") or ():
-        for resource, gpus in _of_container(container).items():
-            together[resource] += gpus
+    sidecars: dict[str, int] = defaultdict(int)
+    largest: dict[str, int] = defaultdict(int)
     for container in spec.get("initContainers") or ():
         always = container.get("restartPolicy") == "Always"
         for resource, gpus in _of_container(container).items():
-            together[resource] = together[resource] + gpus if always else max(together[resource], gpus)
-    return together
+            largest[resource] = max(largest[resource], sidecars[resource] + gpus)
+            sidecars[resource] += gpus if always else 0
+    for container in spec.get("containers") or ():
+        for resource, gpus in _of_container(container).items():
+            together[resource] += gpus
+    names = {*together, *sidecars, *largest}
+    return {name: max(together[name] + sidecars[name], largest[name]) for name in names}
 
 
 def _of_container(container: Json) -> dict[str, int]:
