@@ -141,7 +141,7 @@ def quick_plan() -> DemoPlan:
     width = ("--width", "16")
     return DemoPlan(
         jobs=(
-            replace(DIGITS, arguments=width, length=2.0),
+            replace(DIGITS, arguments=width, length=1.6),
             replace(DIGITS_AGAIN, arguments=(*width, *DIGITS_AGAIN.arguments), length=0.8),
         ),
         nodes=LocalNodes(nodes=(LocalNode(name="node-0", slots=1), LocalNode(name="node-1", slots=1))),
