@@ -65,7 +65,8 @@ def remove_left(
             kept[job.job_id] = error
             continue
         removed.append(job.job_id)
-    for job_id, why in list(kept.items())[:1]:
+    if kept:
+        job_id, why = next(iter(kept.items()))
         logger.warning("%d driver pods stay, the first one that of %s: %s", len(kept), job_id, why)
     return tuple(removed)
 

@@ -56,8 +56,7 @@ class Watching:
 
 
 def is_due(plan: DemoPlan, now: ClusterNow, *, since_last_s: float, capacity: int) -> bool:
-    """Whether to submit the next job: every slot and every job is at work, or no job is, or patience is at an
-    end."""
+    """Whether to submit the next job: every slot and job is at work, no job is left, or patience ended."""
     active = [job for job in now.jobs if job.phase not in (None, "done")]
     full = all(job.is_at_work for job in active) and now.gpus_at_work >= capacity
     return full or not active or since_last_s >= plan.patience_s

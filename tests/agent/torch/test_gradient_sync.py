@@ -1,6 +1,6 @@
 """Gradients of a step equal one process's full batch, however it is split, with one all-reduce a step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,15 +15,6 @@ from pollux_agent.errors import LoopError
 from pollux_agent.torch.gradients import GradientSync, StepResult
 
 FEATURES, CLASSES = 6, 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build_model() -> nn.Module:

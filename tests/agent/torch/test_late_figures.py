@@ -1,21 +1,12 @@
 """Where reading a number means to wait for a GPU, a step's figures come one step later, and are the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import nn
 
 from pollux_agent.torch.gradients import GradientSync, StepResult
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def results(*, late: bool, micro_batches: int, factors: Sequence[float]) -> list[StepResult]:

@@ -1,7 +1,7 @@
 """The noise scale that training measures, against phi known in closed form and against other splits."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +15,6 @@ from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.noise import NoiseSample
 
 DIM = 100
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SEEDS, STEPS = 20, 25
