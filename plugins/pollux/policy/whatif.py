@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from pollux.errors import SnapshotError
-from pollux.policy import HEED_CLAIMS, STUDIED
+from pollux.policy import HEED_CLAIMS
 from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
 from pollux.policy.reasons import in_gpus
@@ -65,7 +65,7 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
     job = snapshot.jobs[row]
     answer = decision.jobs[job.job_id]
     seen = snapshot
-    if not _heeds_claims(decision):
+    if decision.policy not in HEED_CLAIMS:  # such a policy moves reserved and restarting jobs too
         seen = replace(snapshot, jobs=tuple(_without_claims(each) for each in snapshot.jobs))
     options = options_of(seen) if any(node.gpus for node in snapshot.nodes) else None
     alternatives = () if options is None else _alternatives(snapshot, decision, options, row)
@@ -101,11 +101,6 @@ def _row(snapshot: Snapshot, wanted: str) -> int:
 def _some(ids: Iterable[str]) -> str:
     first = list(islice(ids, _LISTED + 1))
     return ", ".join(first[:_LISTED]) + (", ..." if len(first) > _LISTED else "") or "no jobs"
-
-
-def _heeds_claims(decision: Decision) -> bool:
-    """Whether the policy leaves jobs alone that are reserved or restarting."""
-    return decision.policy in HEED_CLAIMS or decision.policy in STUDIED
 
 
 def _without_claims(job: Job) -> Job:

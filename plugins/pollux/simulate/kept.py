@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AllowInfNan, BaseModel, Field, ValidationError
 
+from pollux import __version__
 from pollux.errors import ConfigError
 from pollux.simulate.files import write_document, write_whole
 from pollux.simulate.reproduce import Case
@@ -70,17 +72,31 @@ def read_kept(folder: Path, *, without: Sequence[str] = ()) -> dict[str, dict[st
 
 
 def claim(folder: Path, traces: Path, option: str) -> None:
-    """Note whose simulations the folder keeps; raises ConfigError if those are of other traces, OSError."""
+    """Note of what, and by which version, the folder keeps simulations.
+
+    Raises ConfigError if those are of other traces, or of what has changed since; OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    note, mine = folder / "traces.txt", str(traces.resolve())
+    note, mine = folder / "traces.txt", f"pollux {__version__}, traces {_digest(traces)}"
     if not note.is_file():
-        write_whole(note, mine + "\n")
-    theirs = note.read_text(encoding="utf-8", errors="replace").strip()
+        write_whole(note, f"{mine}\n{traces.resolve()}\n")
+    theirs, _, where = note.read_text(encoding="utf-8", errors="replace").partition("\n")
     if theirs != mine:
         raise ConfigError(
-            f"{option}: has simulations of {theirs[:200]}, and --traces is {mine}; "
+            f"{option}: has simulations of other traces, or of these before they or pollux changed "
+            f"({' '.join((theirs, where.strip()))[:300]}), and --traces {traces} has now: {mine}; "
             "name another folder, or delete that one"
         )
+
+
+def _digest(traces: Path) -> str:
+    """What tells one folder of traces from another, wherever it is."""
+    digest = sha256()
+    files = [path for part in ("apps", "workloads") for path in (traces / part).rglob("*.csv")]
+    for path in sorted(path for path in files if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(traces)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def simulate_and_keep(

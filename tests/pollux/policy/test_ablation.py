@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from snapshot_builder import make_job, make_snapshot
 
+from pollux.errors import ConfigError
 from pollux.policy import POLICIES, STUDIED, decide
 from pollux.policy.ablation import ABLATION, MISTAKE, Variant
 from pollux.snapshot import Job, Snapshot
@@ -28,7 +29,7 @@ def variant(name: str) -> Variant:
 @pytest.mark.parametrize("name", list(STUDIED))
 def test_it_decides_as_ours_does_on_what_it_sees(name: str) -> None:
     snapshot = cluster(name)
-    decision = decide(snapshot)
+    decision = decide(snapshot, studied=True)
     seen = replace(cluster("ours"), jobs=tuple(variant(name).see(job) for job in snapshot.jobs))
     assert decision.policy == name
     assert decision.jobs == decide(seen).jobs
@@ -60,5 +61,10 @@ def test_the_misled_one_is_wrong_about_what_is_left_by_the_factor_in_either_dire
     assert left == {round(6e4 * MISTAKE), round(6e4 / MISTAKE)}
 
 
-def test_they_are_no_policies_to_choose() -> None:
-    assert not STUDIED.keys() & POLICIES.keys()
+@pytest.mark.parametrize("name", list(STUDIED))
+def test_they_are_no_policies_to_choose(name: str) -> None:
+    assert name not in POLICIES
+    with pytest.raises(
+        ConfigError, match=f"'{name}', which is for simulations only; use one of pollux, sia, ours"
+    ):
+        decide(cluster(name))
