@@ -1,12 +1,12 @@
 """Simulations kept in a folder, one file each, so that a run of many goes on where it stopped."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AllowInfNan, BaseModel, Field, ValidationError
+from pydantic import AllowInfNan, BaseModel, Field, ValidationError, model_validator
 
 from pollux import __version__
 from pollux.errors import ConfigError
@@ -33,6 +33,27 @@ class _Job(BaseModel):
     gpu_s: Figure
     rho: Figure | None
 
+    @model_validator(mode="after")
+    def _check(self) -> "_Job":
+        if self.finished and (self.started_s is None or self.completed_s is None):
+            raise ValueError("a finished job has begun and ended")
+        return self
+
+
+class _Timeline(BaseModel):
+    time_s: tuple[Figure, ...]
+    gpus: tuple[Figure, ...]
+    running: tuple[Figure, ...]
+    waiting: tuple[Figure, ...]
+    efficiency: tuple[Figure, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Timeline":
+        columns = (self.time_s, self.gpus, self.running, self.waiting, self.efficiency)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("its columns differ in length")
+        return self
+
 
 class _Result(BaseModel):
     """What every kept entry of results.json has, so that one which somebody damaged is told from it."""
@@ -46,7 +67,7 @@ class _Result(BaseModel):
     unfinished: Annotated[int, Field(ge=0)]
     ftf: _Fairness
     jobs: tuple[_Job, ...] = ()
-    timeline: Mapping[str, tuple[Figure, ...]] = Field(default_factory=dict)
+    timeline: _Timeline = Field(default=None)
 
 
 class _Kept(BaseModel):

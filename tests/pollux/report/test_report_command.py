@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
@@ -18,6 +19,8 @@ from pollux.report.documents import Documents
 from pollux.report.studies import Rentals, Scaled, studies
 from pollux.simulate.autoscale import Moment, Rental
 from pollux.simulate.follow import Course
+from pollux.simulate.kept import read_kept, simulate_and_keep
+from pollux.simulate.reproduce import Case
 from pollux.simulate.synthetic import synthetic_traces
 from pollux_agent.protocol import encode, to_plain
 
@@ -131,6 +134,34 @@ def test_what_is_no_simulation_of_workloads_has_its_figure_and_command_too(
     assert all(f"{name}: is no study that was kept" in again.stderr.replace("\n", "") for name in kept)
     assert {name: (out / "simulations" / name).read_text() for name in kept} == kept
     assert text_of(out) == page
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda result: result | {"timeline": {}},
+        lambda result: result | {"timeline": None},
+        lambda result: result | {"timeline": result["timeline"] | {"gpus": [1]}},
+        lambda result: result | {"jobs": [result["jobs"][0] | {"completed_s": None}]},
+        lambda result: result | {"jobs": [result["jobs"][0] | {"started_s": None}]},
+    ],
+)
+def test_a_kept_simulation_that_no_figure_can_show_is_simulated_again(
+    kept_simulation: Path, damage: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    whole = json.loads(kept_simulation.read_text())
+    assert kept_simulation.stem in read_kept(kept_simulation.parent)
+    other = kept_simulation.with_name("other--seed0.json")
+    other.write_text(json.dumps(whole | {"result": damage(whole["result"])}))
+    assert other.stem not in read_kept(kept_simulation.parent)
+
+
+@pytest.fixture(scope="module")
+def kept_simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulations")
+    case = Case(group="fifo", workload="synthetic/workload-1", policy="fifo", options={}, cluster="small")
+    simulate_and_keep(synthetic_traces(), [case], folder, processes=1, news=lambda run, done: None)
+    return folder / f"{case.name}.json"
 
 
 COURSE = Course(

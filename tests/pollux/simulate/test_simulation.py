@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
