@@ -38,7 +38,7 @@ _NEW_SHARE = 0.1
 _REPEATS = 3
 
 
-_Seconds = Annotated[float, Field(gt=0)]
+_Seconds = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
