@@ -67,7 +67,7 @@ class _Result(BaseModel):
     unfinished: Annotated[int, Field(ge=0)]
     ftf: _Fairness
     jobs: tuple[_Job, ...] = ()
-    timeline: _Timeline = Field(default=None)
+    timeline: _Timeline = _Timeline(time_s=(), gpus=(), running=(), waiting=(), efficiency=())
 
 
 class _Kept(BaseModel):

@@ -158,9 +158,12 @@ def test_a_kept_simulation_that_no_figure_can_show_is_simulated_again(
 
 @pytest.fixture(scope="module")
 def kept_simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("simulations")
-    case = Case(group="fifo", workload="synthetic/workload-1", policy="fifo", options={}, cluster="small")
-    simulate_and_keep(synthetic_traces(), [case], folder, processes=1, news=lambda run, done: None)
+    traces, folder = tmp_path_factory.mktemp("traces"), tmp_path_factory.mktemp("simulations")
+    (traces / "apps").symlink_to(synthetic_traces() / "apps")
+    (traces / "workloads/two").mkdir(parents=True)
+    (traces / "workloads/two/workload-1.csv").write_text(WORKLOAD)
+    case = Case(group="fifo", workload="two/workload-1", policy="fifo", options={}, cluster="small")
+    simulate_and_keep(traces, [case], folder, processes=1, news=lambda run, done: None)
     return folder / f"{case.name}.json"
 
 
@@ -215,7 +218,7 @@ def test_the_job_that_is_followed_is_of_the_workload_that_was_asked_for(traces: 
     header, first, _ = WORKLOAD.splitlines()
     other = first.replace("a,0,bert,2,48", "other,0,resnet18,1,128")
     (traces / "workloads/synthetic/workload-2.csv").write_text(f"{header}\n{other}\n")
-    for name, job in (("workload-1", "(b, deepspeech2)"), ("workload-2", "(other, resnet18)")):
+    for name, job in (("workload-1", "(a, bert)"), ("workload-2", "(other, resnet18)")):
         done = report(traces, tmp_path / "out", "--only", "co-adaptation", "--workload", name)
         assert done.exit_code == 0, done.output
         page = text_of(tmp_path / "out")
