@@ -87,6 +87,7 @@ def _counterexample() -> Part:
             updates.plot(sizes, [one.updates for one in reached], marker="o", ms=4, color=line)
         time.set(xscale="log", yscale="log", ylabel="seconds to the target", xlabel="batch size")
         updates.set(xscale="log", ylabel="updates to the target", xlabel="batch size")
+        updates.locator_params(axis="y", integer=True)
         time.set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
         time.set_title("o: fastest, x: never reached", fontsize=9, loc="left")
         for axes in (time, updates):
