@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kube_jobs import LEASE, SteadyJob
-from kube_nodes import TestKube, awaited, host_pod, long_run
+from kube_nodes import TestKube, awaited, host_pod
 from kube_proxy import FOR_EVER, Fault, FaultyServer, faulty_server
 
 from pollux.cluster.base import JobIdentity
@@ -14,7 +14,7 @@ from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterError, ClusterUnavailable, Conflict, Refused
 from pollux_agent.protocol import Allocation, JobSpec
 
-pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900), long_run]
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900)]
 
 NODES = {"node-0": 4, "node-1": 4}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kube_jobs import tenant
-from kube_nodes import TOP, TestKube, awaited, long_run
+from kube_nodes import TOP, TestKube, awaited
 from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
 from mlflow import MlflowClient
 from stack_services import frozen, kill_services
@@ -47,7 +47,6 @@ def tenants(stack: KubeStack) -> Iterator[None]:
         yield
 
 
-@long_run
 def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeStack, tenants: None) -> None:
     digits = stack.train(
         name="digits",
@@ -135,7 +134,6 @@ def early(stack: KubeStack) -> Iterator[Mapping[str, KubeTraining]]:
         training.abandon()
 
 
-@long_run
 def test_a_persons_acts_on_the_task_reach_the_job(
     stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
@@ -163,7 +161,6 @@ def test_a_persons_acts_on_the_task_reach_the_job(
     assert training.task.state == "success"
 
 
-@long_run
 def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes(
     stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
@@ -187,7 +184,6 @@ def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resu
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
 
 
-@long_run
 def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
     stack: KubeStack, early: Mapping[str, KubeTraining]
 ) -> None:
@@ -210,7 +206,6 @@ def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
 
 
-@long_run
 def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
@@ -236,7 +231,6 @@ def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
     assert waiting.task.try_number > 1
 
 
-@long_run
 def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
@@ -262,7 +256,6 @@ def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
     assert max(training.task.try_number for training in trainings[:-1]) == 2, "some were killed in time"
 
 
-@long_run
 def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     stack: KubeStack, train: Callable[..., KubeTraining]
 ) -> None:
@@ -284,7 +277,6 @@ def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     awaited(lambda: runs.get_run(running.mlflow_run_id).info.status, lambda seen: seen == "FINISHED", 120)
 
 
-@long_run
 def test_in_the_end_no_pod_is_left_and_no_run_is_open(stack: KubeStack) -> None:
     """Of all of the jobs above: a person ended one, and MLflow was away at another one's end."""
     path, role = pod_path(stack.namespace), "pollux.dev/role"
@@ -300,7 +292,6 @@ def test_in_the_end_no_pod_is_left_and_no_run_is_open(stack: KubeStack) -> None:
     assert {"FINISHED", "KILLED"} <= set(states.values()), states
 
 
-@long_run
 def test_no_credential_is_in_a_log_a_database_or_an_artifact(stack: KubeStack) -> None:
     """Of Airflow's account and of all accounts of the jobs' namespace, after all of the runs above."""
     found = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/secrets")

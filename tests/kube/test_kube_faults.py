@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kube_jobs import SteadyJob, check_resumes, steps_of, tenant, tenant_pod
-from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, long_run, processes
+from kube_nodes import DRIVER_ACCOUNT, GPU, TestKube, awaited, host_pod, processes
 
 from pollux.cluster.k8s import KubeCluster
 from pollux.errors import ClusterUnavailable, Refused, UnknownJob
@@ -106,7 +106,6 @@ def test_gpus_of_a_pod_that_is_about_to_end_are_waited_for(kube: TestKube, start
     assert job.runs_on({"node-0": 1}).status.incarnation == 1
 
 
-@long_run
 def test_gpus_that_a_foreign_pod_took_send_the_job_back_to_what_it_had(kube: TestKube, start: Start) -> None:
     job = start()
     job.give({"node-0": 1})
@@ -153,7 +152,6 @@ def test_a_driver_that_is_deleted_is_made_again_and_the_job_goes_on(start: Start
     job.runs_on({"node-1": 1}, above=first.status.incarnation)
 
 
-@long_run
 def test_a_node_that_is_cut_off_is_left_and_what_goes_on_there_is_forgotten_and_fenced_off(
     kube: TestKube, start: Start, tmp_path: Path
 ) -> None:
@@ -184,7 +182,6 @@ def test_a_node_that_is_cut_off_is_left_and_what_goes_on_there_is_forgotten_and_
     assert job.now.status.incarnation == second, "a node that is back changes nothing"
 
 
-@long_run
 def test_a_node_that_is_deleted_while_its_pods_run_is_left(kube: TestKube, start: Start) -> None:
     """Its kubelet and workers live on, as where somebody takes a node out of the cluster by hand."""
     job, other = drives_on(kube, "node-0", start), drives_on(kube, "node-0", start)
@@ -208,7 +205,6 @@ def test_a_node_that_is_deleted_while_its_pods_run_is_left(kube: TestKube, start
     awaited(job.sizes, lambda sizes: sizes == NODES, 60)
 
 
-@long_run
 def test_a_done_job_that_is_asked_for_more_goes_on_where_it_ended(start: Start, tmp_path: Path) -> None:
     job = start(epochs=1, arguments=["--steps", "30"])
     folder = JobFolder(tmp_path / "jobs" / job.id)
@@ -252,7 +248,6 @@ def settable_clock(kube: TestKube, folder: Path) -> Iterator[tuple[dict[str, Any
     yield pod, {"PYTHONPATH": str(folder)}, folder / "jump"
 
 
-@long_run
 def test_a_clock_that_jumps_costs_a_job_nothing(kube: TestKube, space: str, tmp_path: Path) -> None:
     """The clock of its driver and workers, ahead and then back; the lease goes by the API server's, which
     stays.
@@ -281,7 +276,6 @@ def test_a_clock_that_jumps_costs_a_job_nothing(kube: TestKube, space: str, tmp_
             job.end()
 
 
-@long_run
 def test_a_driver_without_rights_says_which_and_goes_on_once_it_has_them(
     kube: TestKube, start: Start
 ) -> None:
@@ -303,7 +297,6 @@ def test_a_driver_without_rights_says_which_and_goes_on_once_it_has_them(
     job.runs_on({"node-0": 1})
 
 
-@long_run
 def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Start, tmp_path: Path) -> None:
     if kube.state is None:
         pytest.skip("needs kube: only an API server that the tests started can be stopped")
@@ -330,7 +323,6 @@ def test_an_api_server_that_is_away_stops_no_training(kube: TestKube, start: Sta
     job.runs_on({"node-0": 2})
 
 
-@long_run
 def test_files_that_cannot_be_written_stop_no_training(start: Start, tmp_path: Path) -> None:
     """As on a volume that is full: the driver cannot keep its state, so nothing changes until it can."""
     job = start()
@@ -348,7 +340,6 @@ def test_files_that_cannot_be_written_stop_no_training(start: Start, tmp_path: P
     assert job.runs_on({"node-1": 1}).status.incarnation == first.incarnation + 1
 
 
-@long_run
 def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start) -> None:
     pod = host_pod()
     pod["spec"]["containers"][0]["image"] = "localhost/no-such-image:1"
@@ -360,7 +351,6 @@ def test_an_image_that_does_not_exist_fails_the_job_with_the_cause(start: Start)
     assert job.now.status.phase == "ended"
 
 
-@long_run
 def test_a_quota_caps_what_is_given_also_once_it_is_lowered(kube: TestKube, start: Start) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     kube.api.create(path, {"metadata": {"name": "lower"}, "spec": {"hard": {f"requests.{GPU}": "3"}}})
@@ -394,7 +384,6 @@ def test_a_quota_caps_what_is_given_also_once_it_is_lowered(kube: TestKube, star
         kube.api.delete(f"{path}/lower")
 
 
-@long_run
 def test_a_worker_that_runs_out_of_memory_comes_back_and_the_log_says_why(start: Start) -> None:
     pod = host_pod()
     pod["spec"]["containers"][0]["resources"]["limits"] = {"memory": "1536Mi"}
@@ -410,7 +399,6 @@ def test_a_worker_that_runs_out_of_memory_comes_back_and_the_log_says_why(start:
     assert other.now.status.incarnation == untouched
 
 
-@long_run
 def test_a_cordoned_node_keeps_what_it_has_and_a_drained_one_is_left(kube: TestKube, start: Start) -> None:
     job, other = start(), start()
     job.give({"node-1": 1})
@@ -431,7 +419,6 @@ def test_a_cordoned_node_keeps_what_it_has_and_a_drained_one_is_left(kube: TestK
     awaited(job.sizes, lambda sizes: sizes == NODES, 30)
 
 
-@long_run
 def test_a_pod_that_ends_for_ever_holds_nobody_up(kube: TestKube, start: Start) -> None:
     job, other = start(), start()
     job.give({"node-0": 3})
