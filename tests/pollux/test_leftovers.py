@@ -1,5 +1,7 @@
 """A driver's pod goes once its job and its task are over and its run is closed, and no other does."""
 
+import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +13,9 @@ from mlflow_store import mlflow_uri, new_experiment
 from pollux.cluster.base import ClusterJob, JobIdentity, JobStatus
 from pollux.errors import Refused, StoreUnavailable, UnknownJob
 from pollux.leftovers import close_runs, remove_left
+from pollux.operators.schedule import tidy_up
 from pollux.orphans import ALIVE_STATES, GONE
+from pollux.settings import Settings
 from pollux.store import ModelStore
 from pollux_agent.protocol import JobSpec
 
@@ -27,6 +31,9 @@ class Pods:
     removed: list[tuple[str, str]] = field(default_factory=list)
     gone: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+
+    def left(self, deployment: str) -> dict[str, ClusterJob]:
+        return {}
 
     def remove(self, job_id: str, *, uid: str = "") -> None:
         if job_id in self.gone:
@@ -131,3 +138,15 @@ def test_runs_of_jobs_that_nobody_knows_are_closed_once_their_task_is_over(
     status = {job_id: run.info.status for job_id, run in found.items()}
     assert status == {"won": "FINISHED", "lost": "KILLED", "coming": "RUNNING"}
     assert "its task is failed" in found["lost"].data.tags["pollux.end_message"]
+
+
+def test_a_cycle_that_finds_nothing_comes_between(store: ModelStore, tmp_path: Path) -> None:
+    """What was found before it and is found after it was not found in two cycles in a row."""
+    login = tmp_path / "login.json"
+    login.write_text('{"admin": "secret"}')
+    memories = tmp_path / "leftovers.json", tmp_path / "unknown.json"
+    for memory in memories:
+        memory.write_text('["u"]')
+    config = Settings(state=tmp_path, airflow_url="http://127.0.0.1:9", airflow_login=login)
+    tidy_up(Pods(), store, (), config, logging.getLogger())  # type: ignore[arg-type]
+    assert [json.loads(memory.read_text()) for memory in memories] == [[], []]

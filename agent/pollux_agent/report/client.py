@@ -15,6 +15,7 @@ _LIMITS = {
 _COMMON = {
     "Connection refused": "connection refused",
     "failed with timeout exception": "no answer in time",
+    "timed out": "no answer in time",
     "Failed to resolve": "its host name is not known",
 }
 _MAX_WORDS = 300

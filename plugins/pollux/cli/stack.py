@@ -185,11 +185,14 @@ def _until_interrupted(record: "StackRecord") -> None:
 def _stop(state: Path) -> bool:
     """Stop with a message, deaf to further Ctrl-C, so that nothing stays behind."""
     from pollux.stack import control
+    from pollux.stack.record import read_record
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        sys.stdout.write("stopping the stack ...\n")
-        sys.stdout.flush()
+        record = read_record(state)
+        if record is not None and record.phase != "stopped":
+            sys.stdout.write("stopping the stack ...\n")
+            sys.stdout.flush()
         stopped = control.down(state)
     except (ConfigError, StackError) as error:
         _fail(error)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pollux.demo.follow import Watching
 from pollux.demo.observe import JobView
+from pollux.policy.reasons import in_gpus
 
 COLOURS = ("blue", "yellow", "green", "magenta")
 LINE_EVERY_S = 10.0
@@ -106,7 +107,7 @@ def _words(job: JobView, watching: Watching) -> str:
     if job.phase is None:
         run = watching.runs.get(job.name)
         return f"{job.name}: run {run} in Airflow" if run else f"{job.name}: not submitted"
-    parts = [f"{job.name}: {job.phase}", f"{job.gpus} GPUs"]
+    parts = [f"{job.name}: {job.phase}", in_gpus(job.gpus)]
     if job.goodput and job.phase == "running":
         parts.append(f"{job.goodput:,.0f} useful samples/s at batch {job.batch_size}")
     if target := watching.targets.get(job.name):

@@ -130,8 +130,6 @@ def tidy_up(
         left = cluster.left(config.deployment) if isinstance(cluster, DriverPods) else {}
         open_runs = store.reports() if unknown_jobs else {}
         runs = {job_id: open_runs[job_id] for job_id in unknown_jobs if job_id in open_runs}
-        if not left and not runs:
-            return
         tasks = [job.identity for job in left.values()]
         tasks += [run.identity for run in runs.values() if run.identity is not None]
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:

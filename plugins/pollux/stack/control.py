@@ -45,7 +45,7 @@ def up(
     *,
     tethered: bool,
     follow: Follower | None = None,
-    timeout_s: float = START_TIMEOUT_S + 30,
+    timeout_s: float = START_TIMEOUT_S + 60,
 ) -> StackRecord:
     """Make sure that the stack of ``plan.state`` runs; returns when it is ready.
 

@@ -176,6 +176,7 @@ class Supervisor:
                 time.sleep(TICK_S)
         except StackError as error:
             log.error("%s", error)
+            self._publish("failed", error=str(error))  # to end them takes longer than whoever waits may wait
             self._end_all()
             self._publish("failed", error=str(error))
             raise

@@ -11,7 +11,7 @@ from pollux.verify.figures import task_states
 from pollux.verify.record import EXPECTATIONS_FILE, EXPORT_FILE, JobRecord, RunRecord
 from pollux.verify.runs import REQUIRED_METRICS, Run, read_runs
 from pollux.verify.timeline import changes
-from pollux.verify.training import given_twice, lost_training
+from pollux.verify.training import given_twice, lost_events, lost_training
 
 DATABASE = Path("mlflow") / "mlflow.db"
 
@@ -77,8 +77,10 @@ def _missing_jobs(record: RunRecord) -> list[str]:
     ran = {job.job.identity.run_id for job in record.jobs}
     wanted = record.expectations.jobs if record.expectations else ()
     missing = [f"{job.name} (run {job.dag_run_id}) never reached the cluster" for job in wanted]
-    silent = [f"{job.job.job_id}: its workers left no events" for job in record.jobs if not job.workers]
-    return [text for job, text in zip(wanted, missing, strict=True) if job.dag_run_id not in ran] + silent
+    breaches = [text for job, text in zip(wanted, missing, strict=True) if job.dag_run_id not in ran]
+    for job in record.jobs:
+        breaches += lost_events(job) if job.workers else [f"{job.job.job_id}: its workers left no events"]
+    return breaches
 
 
 def _resizes(record: RunRecord) -> Check:

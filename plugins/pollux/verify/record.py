@@ -24,6 +24,7 @@ EXPORT_FILE = "airflow-export.json"
 EXPECTATIONS_FILE = "expectations.json"
 
 _EVENTS_FILE = re.compile(r"events-(\d{1,9})-(\d{1,9})\.jsonl")
+_OUTCOME_FILE = re.compile(r"\d{1,9}-\d{1,9}\.json")
 T = TypeVar("T")
 
 
@@ -78,11 +79,12 @@ class WorkerLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job's files. ``workers`` are in order of incarnation and rank."""
+    """One job's files. ``workers`` and ``outcomes`` are in order of incarnation and rank."""
 
     job: ClusterJob
     driver: tuple[DriverEvent, ...] = ()
     workers: tuple[WorkerLog, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     completion: Outcome | None = None
 
     @property
@@ -178,8 +180,14 @@ class _Reader:
             job=job,
             driver=tuple(self.lines(folder.driver_events, DriverEvent)),
             workers=tuple(sorted(workers, key=lambda worker: (worker.incarnation, worker.rank))),
+            outcomes=self.outcomes(folder.outcomes),
             completion=self.document(folder.complete, Outcome, missing_ok=True),
         )
+
+    def outcomes(self, folder: Path) -> tuple[Outcome, ...]:
+        paths = [path for path in folder.glob("*") if _OUTCOME_FILE.fullmatch(path.name)]
+        found = [outcome for path in paths if (outcome := self.document(path, Outcome))]
+        return tuple(sorted(found, key=lambda outcome: (outcome.incarnation, outcome.rank)))
 
     def number(self, folder: Path) -> int | None:
         """A decision's number from its folder's name; 0 is an allocation that no decision made."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pollux.policy.reasons import in_gpus
 from pollux.verify.record import JobRecord, WorkerLog
 
 
@@ -50,7 +51,7 @@ class Change:
         return self.gpus_before != self.gpus_after
 
     def __str__(self) -> str:
-        return f"{self.name} {self.gpus_before} -> {self.gpus_after} GPUs (decision {self.decision})"
+        return f"{self.name} {self.gpus_before} -> {in_gpus(self.gpus_after)} (decision {self.decision})"
 
 
 def spans(job: JobRecord) -> tuple[Span, ...]:

@@ -84,6 +84,25 @@ def lost_training(job: JobRecord) -> tuple[str, ...]:
     return tuple(f"{job.job.job_id}: {breach}" for breach in breaches)
 
 
+def lost_events(job: JobRecord) -> tuple[str, ...]:
+    """Ranks whose outcome tells of steps, or of the training's end, of which their events tell nothing."""
+    written = {(log.incarnation, log.rank): log.events for log in job.workers}
+    said = {(outcome.incarnation, outcome.rank): outcome for outcome in job.outcomes}
+    marker = job.completion
+    if marker is not None and marker.job_id == job.job.job_id:
+        said.setdefault((marker.incarnation, marker.rank), marker)
+    breaches = []
+    for outcome in said.values():
+        who = f"{job.job.job_id}: rank {outcome.rank} of incarnation {outcome.incarnation}"
+        events = written.get((outcome.incarnation, outcome.rank), ())
+        ends = {event.step for event in events if event.event == "done"}
+        if outcome.kind == "done" and outcome.step not in ends:
+            breaches.append(f"{who} was done at step {outcome.step}, which its events do not say")
+        elif outcome.steps_taken and not any(event.event == "step" for event in events):
+            breaches.append(f"{who} took {outcome.steps_taken} steps, and its events tell of none")
+    return tuple(breaches)
+
+
 def _falls(worker: WorkerLog) -> Iterator[str]:
     """Within one incarnation neither number ever falls, once the checkpoint is loaded."""
     step, progress = 0, 0.0

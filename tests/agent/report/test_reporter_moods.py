@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from pollux_agent.bench.tracking import Mood, Tracking, tracking_server
 from pollux_agent.report import MlflowReporter
+from pollux_agent.report.client import connect, in_words, is_passing
 
 
 @pytest.fixture
@@ -31,3 +33,14 @@ def test_what_was_reported_in_bad_times_arrives_once_and_in_order(tracking: Trac
     points = [(step, value) for name, step, value in tracking.points if name == "loss"]
     assert points == [(step, step / 2) for step in range(1200)]
     assert set(Counter(points).values()) == {1}
+
+
+def test_a_server_that_never_answers_is_told_of_in_few_words(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    tracking.mood = "silent"
+    with pytest.raises(MlflowException) as raised:
+        connect(tracking.url, timeout_s=1).get_run("r")
+    assert is_passing(raised.value)
+    assert in_words(raised.value, tracking.url) == "no answer in time"

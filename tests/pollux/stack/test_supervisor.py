@@ -229,6 +229,8 @@ def test_a_service_that_keeps_ending_stops_the_stack_and_names_its_log(
 ) -> None:
     processes = stack_processes(await_record(tmp_path, is_ready))
     (tmp_path / "poison").touch()
+    told = await_record(tmp_path, lambda record: record.phase == "failed")
+    assert told.components["stubborn"].process, "the cause is told before all have ended, which takes a while"
     assert toy.wait(60) == 1
     record = read_record(tmp_path)
     assert record is not None

@@ -59,8 +59,13 @@ def write_good_state(root: Path) -> Path:
 def write_events(
     root: Path, job: str, incarnation: int, placement: dict[str, list[int]], rows: list[tuple]
 ) -> None:
-    """``rows`` are (seconds, event, step, progress); every rank writes all but the checkpoints of others."""
+    """``rows`` are (seconds, event, step, progress); every rank writes all but the checkpoints of others, and
+    how it ended.
+    """
     rank = 0
+    outcomes = root / "jobs" / job / "outcomes"
+    outcomes.mkdir(parents=True, exist_ok=True)
+    ended_s, end, step, progress = rows[-1]
     for node, slots in placement.items():
         for slot in slots:
             path = root / "jobs" / job / f"events-{incarnation}-{rank}.jsonl"
@@ -73,6 +78,17 @@ def write_events(
                 if rank == 0 or name != "checkpoint"
             ]
             path.write_text("".join(encode(event) + "\n" for event in events))
+            outcome = Outcome(
+                kind="done" if end == "done" else "interrupted",
+                job_id=job,
+                incarnation=incarnation,
+                rank=rank,
+                time_unix_s=T0 + ended_s,
+                step=step,
+                steps_taken=step - next((s for _, name, s, _ in rows if name == "resume"), 0),
+                progress=progress,
+            )
+            (outcomes / f"{incarnation}-{rank}.json").write_text(encode(outcome))
             rank += 1
 
 

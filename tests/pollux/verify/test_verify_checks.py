@@ -210,10 +210,36 @@ def events_lost(root: Path) -> None:
         path.unlink()
 
 
+def an_incarnation_lost(root: Path) -> None:
+    """Without it nothing in the events tells that the second job ever had other GPUs than in the end."""
+    for path in (root / "jobs" / SECOND).glob("events-0-*.jsonl"):
+        path.unlink()
+    for path in (root / "jobs" / SECOND).glob("events-1-*.jsonl"):
+        build.write_lines(path, [row for row in build.read_lines(path) if row["event"] != "resume"])
+
+
+def the_last_incarnation_lost(root: Path) -> None:
+    for path in (root / "jobs" / SECOND).glob("events-1-*.jsonl"):
+        path.unlink()
+
+
+def the_end_of_the_events_lost(root: Path) -> None:
+    for path in (root / "jobs" / FIRST).glob("events-1-*.jsonl"):
+        build.write_lines(path, build.read_lines(path)[:-1])
+
+
+def one_rank_lost(root: Path) -> None:
+    (root / "jobs" / FIRST / "events-0-2.jsonl").unlink()
+
+
 @pytest.mark.parametrize(
     ("break_it", "want"),
     [
         (events_lost, {"jobs", "resizes"}),
+        (an_incarnation_lost, {"jobs", "resizes"}),
+        (the_last_incarnation_lost, {"jobs", "resizes"}),
+        (the_end_of_the_events_lost, {"jobs"}),
+        (one_rank_lost, {"jobs", "placements", "resizes"}),
         (double_booked, {"slots"}),
         (step_falls, {"steps"}),
         (resumed_two_checkpoints_back, {"steps"}),
@@ -286,6 +312,10 @@ def test_a_gang_stopped_before_its_first_step_may_lack_ranks(state: Path) -> Non
         build.write_lines(folder / f"events-2-{rank}.jsonl", rows)
     build.write_lines(folder / "events-1-0.jsonl", build.read_lines(folder / "events-1-0.jsonl")[:1])
     (folder / "events-1-1.jsonl").unlink()
+    for rank in (0, 1):
+        (folder / "outcomes" / f"1-{rank}.json").rename(folder / "outcomes" / f"2-{rank}.json")
+    for path in (folder / "complete.json", *folder.glob("outcomes/2-*.json")):
+        build.edit(path, lambda content: content.update(incarnation=2))
     rows = build.read_lines(folder / "driver.jsonl")
     again = rows[6] | {"incarnation": 2, "t_unix_s": T0 + 64.4}
     build.write_lines(folder / "driver.jsonl", [*rows[:7], again, *rows[7:]])
