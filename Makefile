@@ -37,13 +37,14 @@ demo-kube: setup  ## the demo on Kubernetes: KUBECONFIG names a cluster, or POLL
 	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
 	@exec $(BIN)/pollux demo --kubernetes --state "$(STATE)/demo-kube" $(DEMO_ARGS)
 
-test: setup  ## all tests, a short run through the real stack included; choose with PYTEST_ARGS="-m 'not e2e'"
+test: setup  ## all tests, those on Kubernetes if KUBECONFIG or POLLUX_KUBE is set; choose with PYTEST_ARGS="-m 'not e2e'"
+	@if [ -n "$${POLLUX_KUBE:-}" ] && [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-kube: setup  ## tests on Kubernetes: KUBECONFIG names a cluster, or POLLUX_KUBE a folder with up.sh and node-up.sh
 	@if [ -z "$${KUBECONFIG:-}" ] && [ -z "$${POLLUX_KUBE:-}" ]; then echo "test-kube: set KUBECONFIG to a cluster's kubeconfig, or POLLUX_KUBE to a folder with up.sh and node-up.sh" >&2; exit 1; fi
 	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
-	@POLLUX_KUBE_ALL=1 exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
 
 check: setup  ## lint, types and import contracts
 	@$(BIN)/ruff check .

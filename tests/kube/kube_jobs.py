@@ -1,22 +1,26 @@
 """A steady training that a test drives by hand, as a scheduler would, and pods of somebody else."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from kube_nodes import GPU, TOP, TestKube, awaited
+from kube_nodes import GPU, TOP, TestKube, awaited, host_pod
 
 from pollux.cluster.base import ClusterJob, JobIdentity
-from pollux.cluster.k8s import KubeCluster
+from pollux.cluster.k8s import KubeCluster, KubeSettings
 from pollux.errors import UnknownJob
 from pollux_agent.driver.kube import documents as doc
-from pollux_agent.driver.kube.api import pod_path
+from pollux_agent.driver.kube.api import KubeError, pod_path
 from pollux_agent.protocol import Allocation, Event, JobFolder, JobSpec, decode, encode
 
 STEADY = TOP / "tests/e2e/steady_training.py"
 LEASE = timedelta(seconds=30)
+_GIVING = threading.Lock()
+"""Tests that go on at the same time take turns, as scheduling tasks do."""
 
 
 class SteadyJob:
@@ -52,7 +56,7 @@ class SteadyJob:
         return self.cluster.job(self.id)
 
     def give(self, placement: dict[str, int]) -> int:
-        with self.cluster.lease("test", LEASE):
+        with _GIVING, self.cluster.lease("test", LEASE):
             number = self.cluster.next_decision()
             self.cluster.observe()
             self.cluster.patch_allocation(
@@ -104,6 +108,33 @@ class SteadyJob:
             return
 
 
+Start = Callable[..., SteadyJob]
+
+
+@contextmanager
+def starting(kube: TestKube, settings: KubeSettings) -> Iterator[Start]:
+    """Starts steady jobs, of the pod and with the driver's variables that it is given, and ends them."""
+    started: list[SteadyJob] = []
+    space = settings.namespace
+
+    def start(
+        pod: dict[str, Any] | None = None, driver_env: Mapping[str, str] | None = None, **fields: Any
+    ) -> SteadyJob:
+        own = replace(settings, driver_env={**settings.driver_env, **(driver_env or {})})
+        made = pod if pod is not None else host_pod()
+        cluster = KubeCluster(kube.api, own, namespace=space, user_pod=lambda: made)
+        started.append(SteadyJob(cluster, space, **fields))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for job in started:
+            job.ask_to_end()
+        for job in started:
+            job.end()
+
+
 def events_of(folder: JobFolder, incarnation: int) -> list[Event]:
     """What rank 0 of an incarnation wrote down; the line that it was killed at is left out."""
     try:
@@ -132,6 +163,15 @@ def check_resumes(folder: JobFolder) -> int:
             resumes += first.event == "resume"
         saved += [event for event in events if event.event == "checkpoint"]
     return resumes
+
+
+def evict(kube: TestKube, space: str, name: str) -> None:
+    """As a drain does; the group's version depends on the server's."""
+    body = {"metadata": {"name": name, "namespace": space}, "kind": "Eviction"}
+    try:
+        kube.api.create(pod_path(space, name, "eviction"), {"apiVersion": "policy/v1", **body})
+    except KubeError:
+        kube.api.create(pod_path(space, name, "eviction"), {"apiVersion": "policy/v1beta1", **body})
 
 
 def tenant_pod(name: str, node: str, gpus: int) -> dict[str, Any]:

@@ -26,11 +26,6 @@ GPU = "nvidia.com/gpu"
 DRIVER_ACCOUNT = "pollux-driver"
 _SCRIPT_S = 240
 
-long_run = pytest.mark.skipif(
-    not os.environ.get("POLLUX_KUBE_ALL"), reason="needs kube for longer: set POLLUX_KUBE_ALL=1"
-)
-"""Tests that are left out of a quick run."""
-
 
 def awaited(look: Callable[[], T], wanted: Callable[[T], Any] = bool, timeout_s: float = 180.0) -> T:
     """Look until what is seen is as wanted."""

@@ -30,7 +30,7 @@ SYNC_DAG = "train_in_the_task"
 RELEASE = "airflow"
 """The namespace of the chart's release and of Airflow's own account, and that account."""
 INTERVAL_S = 10.0
-WAIT_S = 180.0
+WAIT_S = 240.0
 _POLL_S = 0.5
 
 

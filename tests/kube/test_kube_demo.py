@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from kube_nodes import long_run
 
 from pollux.policy import decide
 from pollux.verify import read_record, run_checks
@@ -15,7 +14,6 @@ from pollux.verify import read_record, run_checks
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-@long_run
 def test_two_jobs_share_the_cluster_and_every_check_holds(tmp_path: Path) -> None:
     if not os.environ.get("POLLUX_KUBE"):
         pytest.skip("needs kube: real nodes come from POLLUX_KUBE's node-up.sh")

@@ -5,17 +5,18 @@ off a lost node; and a person's acts reach the job.
 import base64
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 import yaml
 from kube_jobs import tenant
-from kube_nodes import TOP, TestKube, awaited, long_run
+from kube_nodes import TOP, TestKube, awaited
 from kube_stack import DAG, SYNC_DAG, KubeStack, KubeTraining, kube_stack
 from mlflow import MlflowClient
+from side_by_side import Act, SideBySide, chosen, side_by_side
 from stack_services import frozen, kill_services
 
 from pollux.store.runs import JOB_TAG
@@ -47,7 +48,6 @@ def tenants(stack: KubeStack) -> Iterator[None]:
         yield
 
 
-@long_run
 def test_digits_shrinks_grows_loses_a_node_and_reaches_its_target(stack: KubeStack, tenants: None) -> None:
     digits = stack.train(
         name="digits",
@@ -111,35 +111,42 @@ def steady(stack: KubeStack, name: str, dag: str = DAG) -> KubeTraining:
     )
 
 
-@pytest.fixture
-def train(stack: KubeStack) -> Iterator[Callable[..., KubeTraining]]:
-    """Start steady trainings."""
+Train = Callable[..., KubeTraining]
+
+
+@contextmanager
+def trainings(stack: KubeStack, early: dict[str, KubeTraining]) -> Iterator[Train]:
+    """Starts steady trainings, or takes those of that name that were started early."""
     started = []
 
     def start(name: str, dag: str = DAG) -> KubeTraining:
-        started.append(steady(stack, name, dag))
+        started.append(early.pop(name, None) or steady(stack, name, dag))
         return started[-1]
 
-    yield start
-    for training in started:
-        training.abandon()
+    try:
+        yield start
+    finally:
+        for training in started:
+            training.abandon()
 
 
 @pytest.fixture(scope="module")
-def early(stack: KubeStack) -> Iterator[Mapping[str, KubeTraining]]:
-    """One steady training for each of three tests, started together, so that two of them wait for none."""
-    dags = {"by-hand": DAG, "waited-for": SYNC_DAG, "driverless": DAG}
-    started = {name: steady(stack, name, dag) for name, dag in dags.items()}
+def early(stack: KubeStack) -> Iterator[dict[str, KubeTraining]]:
+    """Trainings for tests to come, started while others are at work."""
+    started: dict[str, KubeTraining] = {}
     yield started
     for training in started.values():
         training.abandon()
 
 
-@long_run
-def test_a_persons_acts_on_the_task_reach_the_job(
-    stack: KubeStack, early: Mapping[str, KubeTraining]
-) -> None:
-    training = early["by-hand"]
+@pytest.fixture
+def train(stack: KubeStack, early: dict[str, KubeTraining]) -> Iterator[Train]:
+    with trainings(stack, early) as start:
+        yield start
+
+
+def a_persons_acts_on_the_task_reach_the_job(stack: KubeStack, train: Train) -> None:
+    training = train("by-hand")
     first = training.wait(training.runs_on(1), "it runs")
     training.wait(lambda job, task: task.state == "deferred", "its task waits for it")
     training.set_state("failed")
@@ -163,11 +170,10 @@ def test_a_persons_acts_on_the_task_reach_the_job(
     assert training.task.state == "success"
 
 
-@long_run
-def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes(
-    stack: KubeStack, early: Mapping[str, KubeTraining]
+def a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes(
+    stack: KubeStack, train: Train
 ) -> None:
-    training = early["waited-for"]
+    training = train("waited-for", SYNC_DAG)
     first = training.wait(training.runs_on(1), "it runs")
     assert training.task.state == "running"
     training.end_process()
@@ -187,11 +193,8 @@ def test_a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resu
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
 
 
-@long_run
-def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
-    stack: KubeStack, early: Mapping[str, KubeTraining]
-) -> None:
-    training = early["driverless"]
+def a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(stack: KubeStack, train: Train) -> None:
+    training = train("driverless")
     first = training.wait(training.runs_on(1), "it runs")
     training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
     stack.kube.api.delete(pod_path(stack.namespace, first.job_id))
@@ -210,9 +213,36 @@ def test_a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
 
 
-@long_run
+ALONE = (
+    a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try,
+    a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes,
+    a_persons_acts_on_the_task_reach_the_job,
+)
+"""The shortest first."""
+
+
+@pytest.fixture(scope="module")
+def acts(stack: KubeStack, request: pytest.FixtureRequest) -> Iterator[SideBySide]:
+    def play(act: Act) -> None:
+        with trainings(stack, {}) as train:
+            act(stack, train)
+
+    with side_by_side(chosen(request), play, len(ALONE)) as playing:
+        yield playing
+
+
+@pytest.mark.parametrize("act", ALONE)
+def test_a_task_among_others(
+    stack: KubeStack, acts: SideBySide, early: dict[str, KubeTraining], act: Act
+) -> None:
+    acts.end(act)
+    if not early:
+        for name, dag in {"deferred": DAG, "waiting": SYNC_DAG, "unheard": DAG}.items():
+            early[name] = steady(stack, name, dag)
+
+
 def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
-    stack: KubeStack, train: Callable[..., KubeTraining]
+    stack: KubeStack, train: Train
 ) -> None:
     deferred, waiting = train("deferred"), train("waiting", SYNC_DAG)
     first = deferred.wait(deferred.runs_on(1), "one whose task is deferred runs")
@@ -236,9 +266,8 @@ def test_airflows_killed_processes_cost_a_job_nothing_but_the_tasks_own_a_try(
     assert waiting.task.try_number > 1
 
 
-@long_run
 def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
-    stack: KubeStack, train: Callable[..., KubeTraining]
+    stack: KubeStack, train: Train
 ) -> None:
     trainings = [train(f"killed-{number}") for number in range(3)]
     for number, training in enumerate(trainings):
@@ -246,26 +275,24 @@ def test_a_task_that_is_killed_on_its_way_to_its_deferral_or_back_has_one_job(
         time.sleep(0.7 * number)
         with suppress(ProcessLookupError):
             training.end_process(signal.SIGKILL)
+    jobs = [training.wait(training.runs_on(1), "it runs") for training in trainings]
     for training in trainings:
-        job = training.wait(training.runs_on(1), "it runs")
         training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
-        tries = training.task.try_number
-        assert tries <= 2
+    tries = [training.task.try_number for training in trainings]
+    assert max(tries) <= 2
+    assert max(tries[:-1]) == 2, "some were killed in time"
+    for job in reversed(jobs):
         (stack.jobs / job.job_id / "stop").touch()
-        if training is trainings[-1]:
-            training.wait(lambda job, task: task.state in ("running", "success"), "its task comes back")
-            with suppress(ProcessLookupError):
-                training.end_process(signal.SIGKILL)
+    trainings[-1].wait(lambda job, task: task.state in ("running", "success"), "its task comes back")
+    with suppress(ProcessLookupError):
+        trainings[-1].end_process(signal.SIGKILL)
+    for training, job, before in zip(trainings, jobs, tries, strict=True):
         training.wait(lambda job, task: task.state == "success", "it is done")
-        assert training.task.try_number <= tries + 1
+        assert training.task.try_number <= before + 1
         assert training.sizes(job.job_id) == [1], "one job, started once"
-    assert max(training.task.try_number for training in trainings[:-1]) == 2, "some were killed in time"
 
 
-@long_run
-def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
-    stack: KubeStack, train: Callable[..., KubeTraining]
-) -> None:
+def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(stack: KubeStack, train: Train) -> None:
     training = train("unheard")
     running = training.wait(training.runs_on(1), "it runs")
     with frozen(stack.state, "mlflow"):
@@ -284,7 +311,6 @@ def test_figures_of_a_job_that_ends_while_mlflow_is_away_arrive(
     awaited(lambda: runs.get_run(running.mlflow_run_id).info.status, lambda seen: seen == "FINISHED", 120)
 
 
-@long_run
 def test_in_the_end_no_pod_is_left_and_no_run_is_open(stack: KubeStack) -> None:
     """Of all of the jobs above: a person ended one, and MLflow was away at another one's end."""
     path, role = pod_path(stack.namespace), "pollux.dev/role"
@@ -300,7 +326,6 @@ def test_in_the_end_no_pod_is_left_and_no_run_is_open(stack: KubeStack) -> None:
     assert {"FINISHED", "KILLED"} <= set(states.values()), states
 
 
-@long_run
 def test_no_credential_is_in_a_log_a_database_or_an_artifact(stack: KubeStack) -> None:
     """Of Airflow's account and of all accounts of the jobs' namespace, after all of the runs above."""
     found = stack.kube.api.items(f"/api/v1/namespaces/{stack.namespace}/secrets")

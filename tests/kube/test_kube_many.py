@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kube_jobs import LEASE, SteadyJob, tenant
-from kube_nodes import TestKube, awaited, host_pod, long_run
+from kube_nodes import TestKube, awaited, host_pod
 from kube_proxy import Fault, faulty_server
 from mlflow_store import mlflow_uri, new_experiment
 
@@ -25,7 +25,7 @@ from pollux_agent.protocol import JobSpec, encode
 
 __all__ = ["mlflow_uri", "new_experiment"]
 
-pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900), long_run]
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900)]
 
 NODES = {"node-0": 4, "node-1": 4}
 NUM_JOBS = 2_000

@@ -8,13 +8,13 @@ from urllib.parse import urlparse
 
 import pytest
 from kube_jobs import SteadyJob
-from kube_nodes import TestKube, awaited, host_pod, long_run
+from kube_nodes import TestKube, awaited, host_pod
 
 from pollux.cluster.k8s import KubeCluster
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import pod_path
 
-pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600), long_run]
+pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 
 USER = 50_000
 PRYING = Path(__file__).with_name("prying_training.py")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from kube_jobs import SteadyJob, check_resumes, tenant_pod
-from kube_nodes import GPU, TestKube, awaited, host_pod, long_run
+from kube_nodes import GPU, TestKube, awaited, host_pod
 
 from pollux.cluster.k8s import KubeCluster
 from pollux.cluster.k8s.nodes import quantity
@@ -234,7 +234,6 @@ def jobs(kube: TestKube, tmp_path: Path) -> Iterator[list[SteadyJob]]:
         job.end()
 
 
-@long_run
 def test_random_faults(
     kube: TestKube, jobs: list[SteadyJob], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 
 import urllib3
@@ -60,7 +59,7 @@ class LogFollower:
                 logger.info("The log of %s was cut: %s", self._pod_path, error)
             if ended:
                 return
-            time.sleep(_RETRY_S)
+            self._closed.wait(_RETRY_S)
 
     def _copy(self) -> None:
         """What was printed since the last line; follows until the container ends."""

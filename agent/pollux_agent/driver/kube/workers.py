@@ -9,6 +9,7 @@ from typing import Any
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
 from pollux_agent.driver.kube.cache import PodCache
 from pollux_agent.driver.kube.documents import (
+    JOB,
     NODE,
     ROLE,
     WORKER_ROLE,
@@ -217,7 +218,7 @@ class KubeWorkers:
             self._refusal = Trouble(str(error), fatal=True)
         except KubeError as error:
             if error.status == 409:
-                self._take_over(name)
+                self._make_way(name)
             elif error.unavailable or (_over_quota(error) and self._waited_s < gang.settings.place_wait_s):
                 logger.warning("%s could not be created: %s", name, error)
                 self._next_try_s = time.monotonic() + _RETRY_S
@@ -235,13 +236,22 @@ class KubeWorkers:
             log.start()
             self._workers[rank] = _Worker(name, pod["metadata"]["uid"], created_s, log)
 
-    def _take_over(self, name: str) -> None:
-        """A pod of that name is there: a create whose answer was lost, or one of a driver before us."""
-        try:
-            self.api.delete(pod_path(self.namespace, name), grace_s=_KILL_GRACE_S)
-        except KubeError as error:
-            logger.warning("%s is in the way: %s", name, error)
+    def _make_way(self, name: str) -> None:
+        """A pod of that name is there. One of ours, from a create whose answer was lost or from a driver
+        before us, is deleted; anybody else's stays, and the gang gives way to one with other names.
+        """
         self._next_try_s = time.monotonic() + _RETRY_S
+        try:
+            pod = self.api.get(pod_path(self.namespace, name))
+        except KubeError as error:
+            if error.status != 404:
+                logger.warning("%s is in the way: %s", name, error)
+            return
+        found = labels(pod)
+        if (found.get(JOB), found.get(ROLE)) == (self.job_id, WORKER_ROLE):
+            self._delete(name, pod["metadata"]["uid"], _KILL_GRACE_S)
+        else:
+            self._refusal = Trouble(f"a pod {name} is in the way that is none of this job's; remove it")
 
     def _address(self) -> str:
         worker = self._workers.get(0)

@@ -69,7 +69,9 @@ class Submitter:
         except KubeError as error:
             if error.status != 409:
                 raise
-            return self.api.get(pod_path(self._where, job_id))
+            there: Json = self.api.get(pod_path(self._where, job_id))
+            self._check_owner(job_id, there, identity)
+            return there
 
     @property
     def _where(self) -> str:
