@@ -18,7 +18,7 @@ from pollux.figures import decision_figures, realised_figures, realised_goodput
 from pollux.jobruns import close_ended_runs, job_records, seen_records
 from pollux.observe import build_snapshot
 from pollux.plan import plan
-from pollux.policy import decide
+from pollux.policy import check_policy, decide
 from pollux.record import Records, plan_json, reason_in_short, to_json
 from pollux.settings import Settings
 from pollux.snapshot import Decision, Snapshot
@@ -64,7 +64,10 @@ def run_once(
     seconds; ``holder`` names this scheduler, as no other that runs at the same time. A cycle that is late by
     more than a period, has another beside it, or cannot reach cluster or MLflow is skipped. In shadow mode it
     only reads cluster and reports: it takes neither lease nor number, and may run beside others.
+
+    Raises ConfigError for a policy that does not exist, before anything is asked or changed.
     """
+    check_policy(settings.policy, "POLLUX_POLICY")
     if due is not None and now - due > settings.interval_s:
         return CycleResult(skipped=f"late by {now - due:.0f} s, more than one period; the next one is due")
     lease = lease_ttl(settings)

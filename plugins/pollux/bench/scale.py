@@ -7,24 +7,29 @@ of them running, of different models, ages and sizes.
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 from numpy.random import Generator
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from pollux.errors import ConfigError
 from pollux.plan import plan
 from pollux.policy import decide, ours, sia
-from pollux.policy.assign import choose, relax
+from pollux.policy.assign import Choice, Relaxed, choose, relax
 from pollux.policy.outcome import Instance
 from pollux.snapshot import Job, Node, PolicySettings, Snapshot
 from pollux_agent.model.throughput import ThroughputParams
+from pollux_agent.protocol import DOCUMENT_CONFIG
 
 PROGRAMS: Mapping[str, Callable[[Snapshot], Instance]] = {"sia": sia.formulate, "ours": ours.formulate}
 """Policies that solve a program, whose linear relaxation bounds what they find."""
 
 JOBS_PER_GPU = 0.6
-SMALLEST = 64
+SMALLEST, LARGEST = 64, 65_536
+"""Beyond the largest the relaxation would take longer than solvers may, and there is no bound."""
 
 _TYPES = (("a", 4, 6, 1.0), ("b", 8, 2, 3.5), ("c", 8, 3, 1.7))
 """Name, GPUs a node, nodes in each 64 GPUs, and speed of a GPU."""
@@ -33,29 +38,37 @@ _NEW_SHARE = 0.1
 _REPEATS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_Seconds = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Measured:
     """One policy on one snapshot.
 
     ``decide_s`` is from the snapshot in memory to the plan, ``lp_s`` HiGHS alone on the linear relaxation of
     the same program; medians of a few repeats, in seconds of one core, which other work on the machine does
-    not lengthen much. ``objective_ratio`` is what the choice gains
-    against the bound that the relaxation gives.
+    not lengthen much. ``objective_ratio`` is what the choice gains against the bound that the relaxation
+    gives, None where its solver had to be ended.
     """
 
-    gpus: int
-    jobs: int
+    gpus: Annotated[int, Field(ge=SMALLEST)]
+    jobs: Annotated[int, Field(ge=1)]
     policy: str
-    decide_s: float
-    lp_s: float
-    objective_ratio: float
+    decide_s: _Seconds
+    lp_s: _Seconds
+    objective_ratio: Annotated[float, Field(ge=0)] | None
+
+
+def check_size(gpus: int) -> None:
+    """Raise ConfigError for a size of cluster that cannot be measured."""
+    if gpus % SMALLEST or not SMALLEST <= gpus <= LARGEST:
+        raise ConfigError(f"--gpus has {gpus}; use multiples of {SMALLEST} from {SMALLEST} to {LARGEST}")
 
 
 def measure(gpus: tuple[int, ...], *, policies: tuple[str, ...], seed: int) -> Iterator[Measured]:
-    """Measure every policy on a cluster of each size.
-
-    Raises ConfigError for a size that is no multiple of 64.
-    """
+    """Measure every policy on a cluster of each size; raises ConfigError as :func:`check_size` does."""
+    for size in gpus:
+        check_size(size)
     for size in gpus:
         snapshot = make_snapshot(size, seed=seed)
         for name in policies:
@@ -63,9 +76,8 @@ def measure(gpus: tuple[int, ...], *, policies: tuple[str, ...], seed: int) -> I
 
 
 def make_snapshot(gpus: int, *, seed: int) -> Snapshot:
-    """A busy cluster of that many GPUs."""
-    if gpus < SMALLEST or gpus % SMALLEST:
-        raise ConfigError(f"--gpus has {gpus}; use a multiple of {SMALLEST}, {SMALLEST} or more")
+    """A busy cluster of that many GPUs; raises ConfigError as :func:`check_size` does."""
+    check_size(gpus)
     rng = np.random.default_rng((seed, gpus))
     nodes = tuple(
         Node(name=f"{kind}-{index}", gpus=width, gpu_type=kind)
@@ -78,7 +90,7 @@ def make_snapshot(gpus: int, *, seed: int) -> Snapshot:
 
 
 def _measure(snapshot: Snapshot, gpus: int, policy: str) -> Measured:
-    snapshot = _named(snapshot, policy)
+    snapshot = replace(snapshot, policy=PolicySettings(name=policy))
     instance = PROGRAMS[policy](snapshot)
     decided, relaxed = [], []
     for _ in range(_REPEATS):
@@ -97,19 +109,14 @@ def _measure(snapshot: Snapshot, gpus: int, policy: str) -> Measured:
         policy=policy,
         decide_s=float(np.median(decided)),
         lp_s=float(np.median(relaxed)),
-        objective_ratio=choice.gain / bound.objective if bound.objective else 1.0,
+        objective_ratio=_ratio(choice, bound),
     )
 
 
-def _named(snapshot: Snapshot, policy: str) -> Snapshot:
-    return Snapshot(
-        decision=snapshot.decision,
-        now_unix_s=snapshot.now_unix_s,
-        interval_s=snapshot.interval_s,
-        policy=PolicySettings(name=policy),
-        nodes=snapshot.nodes,
-        jobs=snapshot.jobs,
-    )
+def _ratio(choice: Choice, bound: Relaxed) -> float | None:
+    if bound.cut_short:
+        return None
+    return choice.gain / bound.objective if bound.objective else 1.0
 
 
 def _job(rng: Generator, index: int, free: Mapping[str, dict[str, int]]) -> Job:

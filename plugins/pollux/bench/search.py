@@ -19,6 +19,7 @@ from pollux.snapshot import Job, Node, PolicySettings, Snapshot
 from pollux_agent.bench.peers import ask_peer
 
 NODES, WIDTH = 16, 4
+MOST_JOBS = 1_000
 BARS = {"pollux": 0.2, "ours": 0.02}
 """A decision's seconds over the peer's, at most, by policy."""
 

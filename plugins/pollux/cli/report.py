@@ -73,8 +73,9 @@ def _parts(
     from pollux.cli.crowd import run_cases
     from pollux.errors import ConfigError
     from pollux.report.catalog import sections
+    from pollux.report.documents import Documents
     from pollux.report.figures import part_of
-    from pollux.report.studies import computed, studies
+    from pollux.report.studies import studies
     from pollux.simulate.kept import claim, read_kept
 
     there = {section.key: section for section in sections(traces, names, quick=quick)}
@@ -94,6 +95,6 @@ def _parts(
     yield from (part_of(section, results) for section in shown)
     wanted = [study for key, study in others.items() if not only or key in only]
     console = Console(stderr=True)
+    documents = Documents(folder=kept_in, warn=lambda words: typer.echo(f"pollux report: {words}", err=True))
     for study in track(wanted, description="studies", console=console, transient=True):
-        suffix = "-quick" if quick else ""
-        yield study.show(computed(study, kept_in, suffix=suffix))
+        yield study.part(documents)

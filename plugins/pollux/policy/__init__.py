@@ -36,7 +36,7 @@ POLICIES: Mapping[str, Callable[[Snapshot], Decision]] = {
 }
 
 STUDIED = ablation.VARIANTS
-"""Our policy less one ingredient each: for simulations that compare them with it, and not for use."""
+"""Our policy less one ingredient each: for simulations that compare them with it, and refused elsewhere."""
 
 ORACLES = frozenset({"optimus"})
 """Baselines that are oracles by definition: they alone see the ``oracle`` of a job."""
@@ -65,16 +65,22 @@ _FIGURES = (
 )
 
 
-def decide(snapshot: Snapshot) -> Decision:
+def check_policy(name: str, field: str) -> None:
+    """Raise ConfigError naming ``field`` for a policy that does not exist, or that is only studied."""
+    if name not in POLICIES:
+        which = "for simulations only" if name in STUDIED else "no policy"
+        raise ConfigError(f"{field} is {name!r}, which is {which}; use one of {', '.join(POLICIES)}")
+
+
+def decide(snapshot: Snapshot, *, studied: bool = False) -> Decision:
     """What the snapshot's policy answers; the same snapshot gives the same decision.
 
-    Raises ConfigError for a policy that does not exist.
+    Raises ConfigError for a policy that does not exist; where ``studied``, those of STUDIED do.
     """
-    policy = POLICIES.get(snapshot.policy.name) or STUDIED.get(snapshot.policy.name)
+    policy = STUDIED.get(snapshot.policy.name) if studied else None
     if policy is None:
-        raise ConfigError(
-            f"policy.name is {snapshot.policy.name!r}, which is no policy; use one of {', '.join(POLICIES)}"
-        )
+        check_policy(snapshot.policy.name, "policy.name")
+        policy = POLICIES[snapshot.policy.name]
     shown = tuple(_shown(job, oracle=snapshot.policy.name in ORACLES) for job in snapshot.jobs)
     if any(job is not seen for job, seen in zip(snapshot.jobs, shown, strict=True)):
         snapshot = replace(snapshot, jobs=shown)

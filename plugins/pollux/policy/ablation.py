@@ -19,19 +19,22 @@ EVERY_SAMPLE_COUNTS = 1e18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One variant; ``words`` say what it lacks, ``see`` what its policy sees of a job."""
+    """One variant; ``words`` say what it lacks, ``see`` what its policy sees of a job, whose noise scale it
+    takes to grow by a factor.
+    """
 
     name: str
     words: str
-    see: Callable[[Job], Job]
+    see: Callable[[Job, float], Job]
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """What our policy answers to what it sees."""
-        seen = replace(snapshot, jobs=tuple(self.see(job) for job in snapshot.jobs))
-        return replace(ours.decide(seen), policy=self.name)
+        growth = ours.noise_growth(snapshot).tolist()
+        seen = tuple(self.see(job, factor) for job, factor in zip(snapshot.jobs, growth, strict=True))
+        return replace(ours.decide(replace(snapshot, jobs=seen)), policy=self.name)
 
 
-def _misled(job: Job) -> Job:
+def _misled(job: Job, _: float) -> Job:
     if job.target_progress is None:
         return job
     left = max(job.target_progress - job.progress, 0.0)
@@ -43,23 +46,30 @@ ABLATION: tuple[Variant, ...] = (
     Variant(
         name="ours-without-remaining",
         words="remaining epochs not known",
-        see=lambda job: replace(job, target_progress=None),
+        see=lambda job, _: replace(job, target_progress=None),
     ),
     Variant(name="ours-misled", words="remaining epochs wrong by 2 x", see=_misled),
     Variant(
         name="ours-without-restart-cost",
         words="own restart cost not known",
-        see=lambda job: replace(job, restart_s=None),
+        see=lambda job, _: replace(job, restart_s=None),
     ),
     Variant(
         name="ours-free-restarts",
         words="restarts taken for free",
-        see=lambda job: replace(job, restart_s=0.0),
+        see=lambda job, _: replace(job, restart_s=0.0),
+    ),
+    Variant(
+        name="ours-shortsighted",
+        words="noise as it is now",
+        see=lambda job, growth: (
+            job if job.noise_scale is None else replace(job, noise_scale=job.noise_scale / growth)
+        ),
     ),
     Variant(
         name="ours-by-throughput",
         words="throughput instead of goodput",
-        see=lambda job: job if job.noise_scale is None else replace(job, noise_scale=EVERY_SAMPLE_COUNTS),
+        see=lambda job, _: job if job.noise_scale is None else replace(job, noise_scale=EVERY_SAMPLE_COUNTS),
     ),
 )
 

@@ -8,7 +8,7 @@ Where this leaves nothing for a job (its least and its limit enclose no such cou
 three GPUs), its least count is offered; and so is what it holds today on one node.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,11 +93,12 @@ class _Shapes:
     width: Ints
 
 
-def options_of(snapshot: Snapshot, *, padded: bool = False) -> Options:
+def options_of(snapshot: Snapshot, *, padded: bool = False, noise_growth: Floats | float = 1.0) -> Options:
     """The options of a snapshot with at least one job and one GPU.
 
     A count that is no power of two takes just as much, though it may not fit for that; ``padded``, the next
-    power of two, and so always fits.
+    power of two, and so always fits. Goodput is that of jobs whose noise scale has grown by ``noise_growth``
+    (J).
     """
     jobs = snapshot.jobs
     hardware, present = _survey(snapshot)
@@ -120,6 +121,7 @@ def options_of(snapshot: Snapshot, *, padded: bool = False) -> Options:
         columns.append((merged[0], np.full(len(merged[0]), kind), merged[1], merged[2], merged[3]))
     job, kinds, nodes, gpus, width = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
     models = models_of(jobs, hardware.types)
+    models = replace(models, noise=models.noise * noise_growth)
     units = np.stack([_units(jobs, name) for name in hardware.types], axis=1)
     goodput = goodputs(models, job, kinds, nodes, np.maximum(gpus // units[job, kinds], 1))
     use = np.flatnonzero(goodput > 0)

@@ -9,7 +9,8 @@ least as long to go as this one; kept is the share of its time that is left afte
 takes, where the next allocation is expected to last as long as the job's earlier ones did. A job that weighs
 little and has only just restarted would be pushed about by the others; so fewer GPUs, or none, cost it a
 share of its slow-down besides, the greater the shorter it could train on what it has. A job without GPUs
-costs a multiple of what its smallest configuration costs.
+costs a multiple of what its smallest configuration costs. Goodput is what it will be a while from now, since
+the noise of a job's gradients, and with it the use of large batches, grows as it trains.
 
 Weights by rank follow heSRPT (Berg, Vesilo and Harchol-Balter, 2020): for jobs whose speed-up on k GPUs is
 k^p the mean completion time is least if shares depend on the order of remaining sizes alone, about as
@@ -51,7 +52,7 @@ def decide(snapshot: Snapshot) -> Decision:
 
 def formulate(snapshot: Snapshot, *, padded: bool = False) -> Instance:
     """The program of a snapshot with at least one job and one GPU."""
-    options = options_of(snapshot, padded=padded)
+    options = options_of(snapshot, padded=padded, noise_growth=noise_growth(snapshot))
     remaining = remaining_s(snapshot, options)
     delta = np.array([_delta_s(job) for job in snapshot.jobs])
     return Instance(
@@ -61,6 +62,17 @@ def formulate(snapshot: Snapshot, *, padded: bool = False) -> Instance:
         must=must_get(snapshot, options, waiting_rounds(snapshot)),
         factor=_kept(np.minimum(remaining, expected_s(snapshot)), delta),
     )
+
+
+def noise_growth(snapshot: Snapshot) -> Floats:
+    """By how much each job's noise scale (J) will have grown when its next allocation has lasted its least.
+
+    Noise grows as a training goes on (McCandlish et al. 2018) and is taken to be in proportion to its age: in
+    the six trainings that Pollux's authors recorded it goes with the 0.9th to 2.3rd power of progress. Else a
+    young job would get GPUs for the batches of a moment ago, and soon restart for more.
+    """
+    age_s = np.array([job.age_s for job in snapshot.jobs])
+    return np.asarray(1.0 + HORIZON_S / np.maximum(age_s, max(snapshot.interval_s, 1.0)))
 
 
 def remaining_s(snapshot: Snapshot, options: Options) -> Floats:

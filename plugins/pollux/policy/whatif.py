@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from pollux.errors import SnapshotError
-from pollux.policy import HEED_CLAIMS, STUDIED
+from pollux.policy import HEED_CLAIMS, ours
 from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
 from pollux.policy.reasons import in_gpus
@@ -17,6 +17,9 @@ from pollux_agent.protocol import Placement
 
 _FASTER = 1.01
 """A configuration that is better by less is none that a job misses."""
+
+_MOST_NOISE = 1e18
+"""From here on every sample counts."""
 
 _LISTED = 20
 """So many jobs are named where none, or not one alone, is meant."""
@@ -65,9 +68,12 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
     job = snapshot.jobs[row]
     answer = decision.jobs[job.job_id]
     seen = snapshot
-    if not _heeds_claims(decision):
+    if decision.policy not in HEED_CLAIMS:  # such a policy moves reserved and restarting jobs too
         seen = replace(snapshot, jobs=tuple(_without_claims(each) for each in snapshot.jobs))
-    options = options_of(seen) if any(node.gpus for node in snapshot.nodes) else None
+    growth = ours.noise_growth(snapshot) if decision.policy == "ours" else np.ones(len(snapshot.jobs))
+    options = options_of(seen, noise_growth=growth) if any(node.gpus for node in snapshot.nodes) else None
+    if job.noise_scale is not None:
+        job = replace(job, noise_scale=min(job.noise_scale * float(growth[row]), _MOST_NOISE))
     alternatives = () if options is None else _alternatives(snapshot, decision, options, row)
     return Explanation(
         job_id=job.job_id,
@@ -101,11 +107,6 @@ def _row(snapshot: Snapshot, wanted: str) -> int:
 def _some(ids: Iterable[str]) -> str:
     first = list(islice(ids, _LISTED + 1))
     return ", ".join(first[:_LISTED]) + (", ..." if len(first) > _LISTED else "") or "no jobs"
-
-
-def _heeds_claims(decision: Decision) -> bool:
-    """Whether the policy leaves jobs alone that are reserved or restarting."""
-    return decision.policy in HEED_CLAIMS or decision.policy in STUDIED
 
 
 def _without_claims(job: Job) -> Job:

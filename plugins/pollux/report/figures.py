@@ -65,7 +65,8 @@ def _bars(figure: "Figure", section: Section, results: Results) -> None:
         at = np.arange(len(section.values)) + (number - (len(names) - 1) / 2) * width
         values = [value or 0.0 for value in heights[label]]
         bars = axes.barh(at, values, width * 0.92, color=OF_POLICY.get(label, COLOURS[6]))
-        texts = [f" {label}  {value:.2f} h" for value in values]
+        said = ["no job finished" if value is None else f"{value:.2f} h" for value in heights[label]]
+        texts = [f" {label}  {words}" for words in said]
         axes.bar_label(bars, labels=texts, fontsize=8)
         room = [value / (1 - _LETTER * len(text)) for value, text in zip(values, texts, strict=True)]
         right = max(right, *room)
@@ -120,6 +121,7 @@ def _timeline(figure: "Figure", section: Section, results: Results) -> None:
     gpus.set(ylabel="GPUs given", ylim=(0, None))
     efficiency.set(ylabel="efficiency", ylim=(0, 1.05), xlabel="hours")
     active.set(ylabel="active jobs", ylim=(0, None))
+    active.set_title(section.curves[0].points[0][0].data, fontsize=9, loc="left")
     active.legend(fontsize=8, frameon=False, loc="upper right")
 
 

@@ -6,55 +6,81 @@ autoscaler, from the job's own model, with no other job beside it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from pollux.errors import TraceError
 from pollux.policy.autoscale import AUTOSCALERS, full_batch
 from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux.simulate.job import SimulatedJob
 from pollux.traces import Application, Request
+from pollux_agent.errors import DocumentError
 from pollux_agent.model.goodput import BatchLimits, GoodputModel
+from pollux_agent.protocol import DOCUMENT_CONFIG, from_plain
 
 _LONGEST_S = 60 * 86400.0
 
+_FLAGS = {
+    "most_nodes": "--nodes",
+    "gpus_per_node": "--gpus-per-node",
+    "interval_s": "--interval",
+    "restart_s": "--restart-s",
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Count = Annotated[int, Field(ge=0)]
+Figure = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class CloudSettings:
     """Nodes on offer and their GPUs, seconds between decisions, and what a restart costs."""
 
-    most_nodes: int = 16
-    gpus_per_node: int = 4
+    most_nodes: Annotated[int, Field(ge=1, le=1000)] = 16
+    gpus_per_node: Annotated[int, Field(ge=1, le=9)] = 4
     gpu_type: str = "gpu"
-    interval_s: float = 60.0
-    restart_s: float = 30.0
+    interval_s: Annotated[float, Field(ge=1, le=86400)] = 60.0
+    restart_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def cloud_settings(**options: object) -> CloudSettings:
+    """Settings from a command's options; raises TraceError naming the one that is wrong."""
+    try:
+        return from_plain(CloudSettings, options)
+    except DocumentError as error:
+        words = str(error).removeprefix(f"{CloudSettings.__name__}: ")
+        for field, flag in _FLAGS.items():
+            words = words.replace(f"{field}: ", f"{flag} ({field}): ")
+        raise TraceError(words) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Moment:
     """The job at the end of an interval; ``efficiency`` is its statistical efficiency."""
 
-    time_s: float
-    nodes: int
-    batch_size: int
-    efficiency: float
-    progress: float
+    time_s: Figure
+    nodes: Count
+    batch_size: Count
+    efficiency: Figure
+    progress: Figure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Rental:
     """What a training took: seconds, node seconds paid for, restarts, and its course."""
 
     policy: str
     application: str
-    seconds: float
-    node_s: float
-    restarts: int
-    course: tuple[Moment, ...]
+    seconds: Annotated[float, Field(gt=0)]
+    node_s: Annotated[float, Field(gt=0)]
+    restarts: Count
+    course: Annotated[tuple[Moment, ...], Field(min_length=1)]
 
     @property
     def efficiency(self) -> float:
         """Mean statistical efficiency over the training's time."""
-        return sum(moment.efficiency for moment in self.course) / max(len(self.course), 1)
+        return sum(moment.efficiency for moment in self.course) / len(self.course)
 
 
 class _Agent(SimulatedAgent):

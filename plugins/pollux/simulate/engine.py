@@ -187,7 +187,7 @@ class Simulation:
             state=self._state,
         )
         begin_s = time.perf_counter()
-        decision = decide(snapshot)
+        decision = decide(snapshot, studied=True)
         outcome.decide_s.append(time.perf_counter() - begin_s)
         outcome.timed_out += bool(decision.state.get("timed_out"))
         self._state = decision.state

@@ -1,26 +1,40 @@
 """A simulation that also writes down what each job did, round by round."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from pollux.simulate.engine import Outcome, Progress, Round, Simulation
 from pollux.simulate.job import TUNED, SimulatedJob
 from pollux.simulate.runner import Run
 from pollux.simulate.setup import ClusterSetup, RunSettings
 from pollux.traces import Application, Workload, read_application
+from pollux_agent.protocol import DOCUMENT_CONFIG
+
+Figure = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
 class Course:
     """One job over time: GPUs, total batch size, statistical efficiency, and active jobs of the cluster."""
 
     name: str
     application: str
-    time_s: tuple[float, ...]
-    gpus: tuple[int, ...]
-    batch_size: tuple[int, ...]
-    efficiency: tuple[float, ...]
-    active: tuple[int, ...]
+    time_s: Annotated[tuple[Figure, ...], Field(min_length=1)]
+    gpus: tuple[Count, ...]
+    batch_size: tuple[Count, ...]
+    efficiency: tuple[Figure, ...]
+    active: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> "Course":
+        columns = (self.time_s, self.gpus, self.batch_size, self.efficiency, self.active)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("its columns differ in length; each has a value for every round")
+        return self
 
 
 class FollowedSimulation(Simulation):

@@ -1,12 +1,14 @@
 """Simulations kept in a folder, one file each, so that a run of many goes on where it stopped."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AllowInfNan, BaseModel, Field, ValidationError
+from pydantic import AllowInfNan, BaseModel, Field, ValidationError, model_validator
 
+from pollux import __version__
 from pollux.errors import ConfigError
 from pollux.simulate.files import write_document, write_whole
 from pollux.simulate.reproduce import Case
@@ -31,6 +33,27 @@ class _Job(BaseModel):
     gpu_s: Figure
     rho: Figure | None
 
+    @model_validator(mode="after")
+    def _check(self) -> "_Job":
+        if self.finished and (self.started_s is None or self.completed_s is None):
+            raise ValueError("a finished job has begun and ended")
+        return self
+
+
+class _Timeline(BaseModel):
+    time_s: tuple[Figure, ...]
+    gpus: tuple[Figure, ...]
+    running: tuple[Figure, ...]
+    waiting: tuple[Figure, ...]
+    efficiency: tuple[Figure, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Timeline":
+        columns = (self.time_s, self.gpus, self.running, self.waiting, self.efficiency)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("its columns differ in length")
+        return self
+
 
 class _Result(BaseModel):
     """What every kept entry of results.json has, so that one which somebody damaged is told from it."""
@@ -44,7 +67,7 @@ class _Result(BaseModel):
     unfinished: Annotated[int, Field(ge=0)]
     ftf: _Fairness
     jobs: tuple[_Job, ...] = ()
-    timeline: Mapping[str, tuple[Figure, ...]] = Field(default_factory=dict)
+    timeline: _Timeline = _Timeline(time_s=(), gpus=(), running=(), waiting=(), efficiency=())
 
 
 class _Kept(BaseModel):
@@ -70,17 +93,31 @@ def read_kept(folder: Path, *, without: Sequence[str] = ()) -> dict[str, dict[st
 
 
 def claim(folder: Path, traces: Path, option: str) -> None:
-    """Note whose simulations the folder keeps; raises ConfigError if those are of other traces, OSError."""
+    """Note of what, and by which version, the folder keeps simulations.
+
+    Raises ConfigError if those are of other traces, or of what has changed since; OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    note, mine = folder / "traces.txt", str(traces.resolve())
+    note, mine = folder / "traces.txt", f"pollux {__version__}, traces {_digest(traces)}"
     if not note.is_file():
-        write_whole(note, mine + "\n")
-    theirs = note.read_text(encoding="utf-8", errors="replace").strip()
+        write_whole(note, f"{mine}\n{traces.resolve()}\n")
+    theirs, _, where = note.read_text(encoding="utf-8", errors="replace").partition("\n")
     if theirs != mine:
         raise ConfigError(
-            f"{option}: has simulations of {theirs[:200]}, and --traces is {mine}; "
+            f"{option}: has simulations of other traces, or of these before they or pollux changed "
+            f"({' '.join((theirs, where.strip()))[:300]}), and --traces {traces} has now: {mine}; "
             "name another folder, or delete that one"
         )
+
+
+def _digest(traces: Path) -> str:
+    """What tells one folder of traces from another, wherever it is."""
+    digest = sha256()
+    files = [path for part in ("apps", "workloads") for path in (traces / part).rglob("*.csv")]
+    for path in sorted(path for path in files if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(traces)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def simulate_and_keep(

@@ -77,7 +77,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One line of the table. ``ratio`` is ours over the published mean; ``done`` of ``cases`` were run."""
+    """One line of the table. ``ratio`` is ours over the published mean; ``done`` of ``cases`` were run.
+
+    Where jobs were left ``unfinished`` the means tell nothing, and no bar is met.
+    """
 
     group: str
     done: int
@@ -86,10 +89,13 @@ class Verdict:
     worst: float | None
     bar: float
     each: bool
+    unfinished: int = 0
 
     @property
     def met(self) -> bool | None:
         """Whether the bar is met; None while something is left to run."""
+        if self.unfinished:
+            return False
         value = self.worst if self.each else self.ratio
         return None if value is None or self.done < self.cases else value <= self.bar
 
@@ -178,11 +184,12 @@ def _policy(policy: str, traces: Path, reference: Published) -> Iterator[Case]:
             yield sias if policy == "sia" else ours
 
 
-def judge(group: str, parts: Sequence[Case], averages: Mapping[str, float]) -> Verdict:
-    """How near a group's mean completion times come to the published ones.
+def judge(group: str, parts: Sequence[Case], results: Mapping[str, Mapping[str, Any]]) -> Verdict:
+    """How near a group's mean completion times come to the published ones; ``results`` are by case.
 
     A workload counts with the median of its seeds.
     """
+    averages = {name: each["avg_jct_s"] for name, each in results.items() if each["avg_jct_s"]}
     by_workload: dict[str, list[Case]] = {}
     for case in parts:
         by_workload.setdefault(case.workload, []).append(case)
@@ -197,12 +204,13 @@ def judge(group: str, parts: Sequence[Case], averages: Mapping[str, float]) -> V
     ratios = [mine / theirs for mine, theirs in zip(ours, published, strict=True)]
     return Verdict(
         group=group,
-        done=sum(case.name in averages for case in parts),
+        done=sum(case.name in results for case in parts),
         cases=len(parts),
         ratio=fmean(ours) / fmean(published) if ours else None,
         worst=max((1 + abs(ratio - 1) for ratio in ratios), default=None),
         bar=1.001 if baseline else _bar(group),
         each=baseline,
+        unfinished=sum(results[case.name]["unfinished"] for case in parts if case.name in results),
     )
 
 

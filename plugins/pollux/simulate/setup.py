@@ -171,10 +171,10 @@ def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:
 
 
 def read_setup(name: str) -> ClusterSetup:
-    """A cluster file, or one of PRESETS by its name; raises TraceError naming the field."""
+    """One of PRESETS by its name, else a cluster file; raises TraceError naming the field."""
     path = Path(name)
     try:
-        if name in PRESETS and not path.exists():
+        if name in PRESETS:
             text = (resources.files("pollux.simulate") / "setups" / f"{name}.json").read_text(
                 encoding="utf-8"
             )

@@ -110,7 +110,7 @@ def test_without_peers_ours_alone_are_timed_and_wrong_numbers_are_refused(tmp_pa
     document = json.loads(done.stdout)
     assert [verdict["met"] for verdict in document["verdicts"]] == [None, None]
     assert all(each["peer_s"] is None and each["fitness"] > 0 for each in document["decisions"])
-    for wrong in (["--jobs", "0"], ["--jobs", "few"], ["--p", "0"], ["--p", "nan"]):
+    for wrong in (["--jobs", "0"], ["--jobs", "few"], ["--jobs", "1001"], ["--p", "0"], ["--p", "nan"]):
         assert CliRunner().invoke(app, [*words, *wrong]).exit_code == 2
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from pollux.bench import scale
 from pollux.bench.scale import PROGRAMS, make_snapshot
 from pollux.cli import app
 from pollux.plan import plan
@@ -58,7 +59,9 @@ def test_the_command_prints_one_row_for_each_size_and_policy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "100"], "multiple of 64"),
+        (["--gpus", "64,100"], "--gpus has 100; use multiples of 64 from 64 to 65536"),
+        (["--gpus", "64000000000"], "--gpus has 64000000000; use multiples of 64 from 64 to 65536"),
+        (["--gpus", "-64"], "--gpus has -64; use"),
         (["--gpus", "many"], "whole numbers"),
         (["--policies", "best"], "use sia or ours"),
     ],
@@ -67,3 +70,12 @@ def test_bad_input_is_refused_with_the_fix(arguments: list[str], words: str) -> 
     result = CliRunner().invoke(app, ["bench", "scale", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+    assert "jobs" not in result.output, "nothing was measured before"
+
+
+def test_a_relaxation_that_had_to_be_ended_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = PROGRAMS["ours"](make_snapshot(64, seed=1))
+    bound = relax(instance.options, instance.gain, must=instance.must)
+    monkeypatch.setattr(scale, "relax", lambda *_, **__: replace(bound, cut_short=True))
+    (row,) = scale.measure((64,), policies=("ours",), seed=1)
+    assert row.objective_ratio is None and row.decide_s > 0

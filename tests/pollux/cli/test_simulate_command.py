@@ -253,9 +253,24 @@ def test_reproduce_goes_on_where_it_stopped(published: Path, tmp_path: Path) -> 
 def test_reproduce_takes_no_simulations_of_other_traces(published: Path, tmp_path: Path) -> None:
     command = ["bench", "reproduce", "--only", "tiresias load 1.0", "--state", str(tmp_path / "state")]
     assert CliRunner().invoke(app, [*command, "--traces", str(published)]).exit_code == 1
-    other = shutil.copytree(published, tmp_path / "other")
-    refused = CliRunner().invoke(app, [*command, "--traces", str(other), "--resume"])
+    elsewhere = Path(shutil.copytree(published, tmp_path / "elsewhere"))
+    resumed = [*command, "--traces", str(elsewhere), "--resume", "--json"]
+    assert CliRunner().invoke(app, resumed).exit_code == 1, "they are the same, wherever they are"
+    changed = elsewhere / "workloads/philly-1.0/workload-1.csv"
+    changed.write_text(changed.read_text().replace(",48", ",24"))
+    refused = CliRunner().invoke(app, resumed)
     assert refused.exit_code == 2 and "name another folder" in refused.output
+
+
+def test_simulations_of_another_version_are_not_taken_for_ones_of_this(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["bench", "reproduce", "--only", "tiresias load 1.0", "--state", str(tmp_path / "state")]
+    command += ["--traces", str(published), "--resume"]
+    assert CliRunner().invoke(app, command).exit_code == 1
+    monkeypatch.setattr("pollux.simulate.kept.__version__", "99.0")
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "has now: pollux 99.0" in " ".join(refused.output.split())
 
 
 @pytest.mark.parametrize(
@@ -320,8 +335,12 @@ def test_reproduce_needs_the_published_results(tmp_path: Path, text: str | None,
         (["bench", "reproduce", "--only", "tires", "--state", "FILE/x"], "FILE is a file"),
         (["bench", "reproduce", "--only", "best"], "no group begins so; there are tiresias load 0.5, "),
         (["report", "--out", "FILE"], "--out FILE: FILE is a file; name a folder"),
-        (["autoscale", "--restart-s", "inf"], "--restart-s"),
-        (["autoscale", "--interval", "inf"], "--interval"),
+        (["autoscale", "--restart-s", "inf"], "--restart-s (restart_s)"),
+        (["autoscale", "--restart-s", "nan"], "--restart-s (restart_s)"),
+        (["autoscale", "--interval", "nan"], "--interval (interval_s)"),
+        (["autoscale", "--interval", "0.5"], "greater than or equal to 1 (got 0.5)"),
+        (["autoscale", "--nodes", "100000"], "--nodes (most_nodes): Input should be less than or equal to"),
+        (["autoscale", "--gpus-per-node", "0"], "--gpus-per-node (gpus_per_node)"),
     ],
 )
 def test_commands_over_many_simulations_refuse_in_words(

@@ -10,6 +10,7 @@ from cycle_builder import START_UNIX_S, World, a_spec, an_identity, decision_fol
 from mlflow import MlflowClient
 
 from pollux.cycle import lease_ttl, run_once
+from pollux.errors import ConfigError
 from pollux.plan import plan
 from pollux.policy import decide
 from pollux.snapshot import Decision, Snapshot
@@ -326,3 +327,14 @@ def test_a_lease_outlasts_a_cycle_but_no_killed_one_keeps_others_out_for_long(wo
     for interval_s, want_s in ((5, 30), (60, 54), (86_400, 3600)):
         settings = replace(world.settings, interval_s=interval_s, free_wait_s=20.0)
         assert lease_ttl(settings).total_seconds() == pytest.approx(want_s)
+
+
+@pytest.mark.parametrize("name", ["ours-misled", "best", ""])
+def test_a_policy_that_is_none_to_run_jobs_by_is_refused_before_anything_is_done(
+    world: World, name: str
+) -> None:
+    world.submit("one")
+    with pytest.raises(ConfigError, match=f"POLLUX_POLICY is '{name}'.*use one of pollux, sia, ours"):
+        world.cycle(settings=replace(world.settings, policy=name))
+    assert world.job("one").mlflow_run_id is None
+    assert world.cycle().decision == 1

@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from snapshot_builder import make_job, make_snapshot
 
+from pollux.errors import ConfigError
 from pollux.policy import POLICIES, STUDIED, decide
 from pollux.policy.ablation import ABLATION, MISTAKE, Variant
+from pollux.policy.options import options_of
+from pollux.policy.ours import formulate, noise_growth
 from pollux.snapshot import Job, Snapshot
 
 JOBS = [
@@ -28,8 +32,10 @@ def variant(name: str) -> Variant:
 @pytest.mark.parametrize("name", list(STUDIED))
 def test_it_decides_as_ours_does_on_what_it_sees(name: str) -> None:
     snapshot = cluster(name)
-    decision = decide(snapshot)
-    seen = replace(cluster("ours"), jobs=tuple(variant(name).see(job) for job in snapshot.jobs))
+    decision = decide(snapshot, studied=True)
+    growth = noise_growth(snapshot)
+    jobs = tuple(variant(name).see(*pair) for pair in zip(snapshot.jobs, growth, strict=True))
+    seen = replace(cluster("ours"), jobs=jobs)
     assert decision.policy == name
     assert decision.jobs == decide(seen).jobs
 
@@ -40,7 +46,7 @@ def test_each_hides_or_distorts_one_thing() -> None:
             field
             for job in JOBS
             for field in Job.__dataclass_fields__
-            if getattr(each.see(job), field) != getattr(job, field)
+            if getattr(each.see(job, 2.0), field) != getattr(job, field)
         }
         for each in ABLATION
     }
@@ -50,15 +56,30 @@ def test_each_hides_or_distorts_one_thing() -> None:
         "ours-without-restart-cost": {"restart_s"},
         "ours-free-restarts": {"restart_s"},
         "ours-by-throughput": {"noise_scale"},
+        "ours-shortsighted": {"noise_scale"},
     }
 
 
 def test_the_misled_one_is_wrong_about_what_is_left_by_the_factor_in_either_direction() -> None:
     jobs = [make_job(f"job-{number}", target_progress=1e5, progress=4e4) for number in range(40)]
-    seen = [variant("ours-misled").see(job) for job in jobs]
+    seen = [variant("ours-misled").see(job, 1.0) for job in jobs]
     left = {round((job.target_progress or 0.0) - job.progress) for job in seen}
     assert left == {round(6e4 * MISTAKE), round(6e4 / MISTAKE)}
 
 
-def test_they_are_no_policies_to_choose() -> None:
-    assert not STUDIED.keys() & POLICIES.keys()
+@pytest.mark.parametrize("name", list(STUDIED))
+def test_they_are_no_policies_to_choose(name: str) -> None:
+    assert name not in POLICIES
+    with pytest.raises(
+        ConfigError, match=f"'{name}', which is for simulations only; use one of pollux, sia, ours"
+    ):
+        decide(cluster(name))
+
+
+def test_the_shortsighted_one_takes_noise_to_stay_as_it_is() -> None:
+    snapshot = cluster("ours")
+    growth = noise_growth(snapshot)
+    jobs = tuple(variant("ours-shortsighted").see(*pair) for pair in zip(snapshot.jobs, growth, strict=True))
+    options = formulate(replace(snapshot, jobs=jobs)).options
+    assert np.allclose(options.goodput, options_of(snapshot).goodput, rtol=1e-6)
+    assert not np.allclose(options.goodput, formulate(snapshot).options.goodput, rtol=1e-6)

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from snapshot_builder import SCALES_BADLY, SCALES_WELL, make_job, make_snapshot, new_job
 
 from pollux.policy import decide
 from pollux.policy.options import options_of
-from pollux.policy.ours import remaining_s
+from pollux.policy.ours import noise_growth, remaining_s
 from pollux.snapshot import Job, PolicySettings, Snapshot
 
 OURS = PolicySettings(name="ours")
@@ -50,6 +51,22 @@ def test_jobs_that_do_not_tell_their_end_count_as_the_median_of_those_that_do() 
     snapshot = ours([*told, *silent], n0=4, n1=4)
     remaining = remaining_s(snapshot, options_of(snapshot))
     assert remaining[3] == remaining[4] == remaining[1]
+
+
+@pytest.mark.parametrize("order", [("young", "old"), ("old", "young")])
+def test_of_two_jobs_alike_the_younger_gets_more_since_its_noise_will_soon_allow_larger_batches(
+    order: tuple[str, str],
+) -> None:
+    for_large_batches = replace(SCALES_WELL, alpha_grad=0.1, beta_grad=0.0005, alpha_sync_local=0.1)
+    job = make_job(fits={"gpu": for_large_batches}, noise_scale=64.0, target_progress=1e5)
+    age_s = {"young": 60.0, "old": 36_000.0}
+    jobs = [replace(job, job_id=name, age_s=age_s[name]) for name in order]
+    assert gpus_of(ours(jobs, n0=4, n1=2)) == {"young": 4, "old": 2}
+
+
+def test_noise_grows_with_the_age_of_a_job_until_it_may_change_again() -> None:
+    snapshot = ours([make_job(f"job-{age_s}", age_s=age_s) for age_s in (0.0, 60.0, 200.0, 3600.0)], n0=4)
+    assert noise_growth(snapshot) == pytest.approx([1 + 200 / 60, 1 + 200 / 60, 2.0, 1 + 1 / 18])
 
 
 def test_more_waiting_jobs_than_gpus_leaves_none_idle() -> None:

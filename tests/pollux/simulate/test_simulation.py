@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,17 @@ def test_sias_cluster_is_64_gpus_of_three_types() -> None:
     assert setup.gpus_of == {"aws": 24, "dgx-ext": 16, "rtx": 24}
     assert len(setup.scaled(2).nodes) == 22
     assert setup.restart_s["imagenet"] == 250
+
+
+def test_a_cluster_that_comes_with_the_package_is_meant_by_its_name_wherever_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sia").write_text('{"groups": [{"nodes": 1, "gpus": 2}]}')
+    (tmp_path / "small").mkdir()
+    assert sum(read_setup("sia").gpus_of.values()) == 64
+    assert read_setup("./sia").gpus_of == {"gpu": 2}
+    assert read_setup("small").nodes
 
 
 @pytest.mark.parametrize(

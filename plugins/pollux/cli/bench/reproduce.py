@@ -54,8 +54,7 @@ def reproduce(
         typer.echo(f"pollux bench reproduce: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError | OSError) else 1) from None
     groups = dict.fromkeys(case.group for case in every)
-    averages = {name: result["avg_jct_s"] for name, result in done.items() if result["avg_jct_s"]}
-    table = [judge(group, [case for case in every if case.group == group], averages) for group in groups]
+    table = [judge(group, [case for case in every if case.group == group], done) for group in groups]
     if as_json:
         typer.echo(json.dumps([_plain(verdict) for verdict in table], indent=1))
     else:
@@ -79,7 +78,7 @@ def _open(state: Path, traces: Path, resume: bool) -> dict[str, dict[str, Any]]:
 
 
 def _plain(verdict: "Verdict") -> dict[str, Any]:
-    names = ("group", "done", "cases", "ratio", "worst", "bar", "met")
+    names = ("group", "done", "cases", "unfinished", "ratio", "worst", "bar", "met")
     return {name: getattr(verdict, name) for name in names}
 
 
@@ -92,7 +91,7 @@ def _print(table: "list[Verdict]") -> None:
         view.add_column(name, justify="left" if name == "what" else "right")
     for verdict in table:
         view.add_row(
-            verdict.group,
+            verdict.group + (f" ({verdict.unfinished} jobs unfinished)" if verdict.unfinished else ""),
             f"{verdict.done}/{verdict.cases}",
             "-" if verdict.ratio is None else f"{verdict.ratio:.4f}",
             "-" if verdict.worst is None else f"{verdict.worst - 1:.2%}",

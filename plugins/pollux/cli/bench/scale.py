@@ -11,7 +11,7 @@ from pollux.cli.bench import bench
 @bench.command()
 def scale(
     gpus: Annotated[
-        str, typer.Option(help="Sizes of clusters, multiples of 64, with commas.")
+        str, typer.Option(help="Sizes of clusters, multiples of 64 up to 65536, with commas.")
     ] = "64,512,2048",
     policies: Annotated[str, typer.Option(help="Policies, with commas.")] = "sia,ours",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the snapshots.")] = 0,
@@ -66,6 +66,6 @@ def scale(
             f"{row.decide_s:.3f}",
             f"{row.lp_s:.3f}",
             f"{row.decide_s / row.lp_s:.2f}",
-            f"{row.objective_ratio:.5f}",
+            "-" if row.objective_ratio is None else f"{row.objective_ratio:.5f}",
         )
     Console().print(table)

@@ -33,21 +33,23 @@ def search(
 
     from rich.console import Console
 
-    from pollux.bench.search import compare, judge
+    from pollux.bench.search import MOST_JOBS, compare, judge
     from pollux_agent.bench.peers import peer_python
 
     try:
         counts = tuple(int(count) for count in jobs.split(","))
         knobs = tuple(float(knob) for knob in p.split(","))
-        if min(counts) < 1 or any(knob == 0 or not abs(knob) <= 100 for knob in knobs):
-            raise ValueError(jobs)
+        right = all(1 <= count <= MOST_JOBS for count in counts)
+        right &= all(knob != 0 and abs(knob) <= 100 for knob in knobs)
     except ValueError:
+        right = False
+    if not right:
         typer.echo(
-            f"--jobs is {jobs!r}, --p is {p!r}; give whole numbers from 1 up such as 7,30, and knobs from "
-            "-100 to 100 but 0, such as -1,1",
+            f"--jobs is {jobs!r}, --p is {p!r}; give whole numbers from 1 to {MOST_JOBS} such as 7,30, and "
+            "knobs from -100 to 100 but 0, such as -1,1",
             err=True,
         )
-        raise typer.Exit(2) from None
+        raise typer.Exit(2)
     python = peer_python(peers)
     if python is None:
         typer.echo(f"{peers} is not there, so AdaptDL's search is left out; `make peers` makes it", err=True)
