@@ -8,6 +8,7 @@ import numpy as np
 
 from pollux.errors import SnapshotError
 from pollux.policy import HEED_CLAIMS, ours
+from pollux.policy.ablation import EVERY_SAMPLE_COUNTS
 from pollux.policy.models import best_goodputs, job_limit
 from pollux.policy.options import Options, is_reserved, options_of
 from pollux.policy.reasons import in_gpus
@@ -17,9 +18,6 @@ from pollux_agent.protocol import Placement
 
 _FASTER = 1.01
 """A configuration that is better by less is none that a job misses."""
-
-_MOST_NOISE = 1e18
-"""From here on every sample counts."""
 
 _LISTED = 20
 """So many jobs are named where none, or not one alone, is meant."""
@@ -73,7 +71,7 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
     growth = ours.noise_growth(snapshot) if decision.policy == "ours" else np.ones(len(snapshot.jobs))
     options = options_of(seen, noise_growth=growth) if any(node.gpus for node in snapshot.nodes) else None
     if job.noise_scale is not None:
-        job = replace(job, noise_scale=min(job.noise_scale * float(growth[row]), _MOST_NOISE))
+        job = replace(job, noise_scale=min(job.noise_scale * float(growth[row]), EVERY_SAMPLE_COUNTS))
     alternatives = () if options is None else _alternatives(snapshot, decision, options, row)
     return Explanation(
         job_id=job.job_id,

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from pollux.errors import TraceError
 from pollux.policy.autoscale import AUTOSCALERS, full_batch
 from pollux.simulate.agent import Knowledge, SimulatedAgent
+from pollux.simulate.fields import Count, Figure
 from pollux.simulate.job import SimulatedJob
 from pollux.traces import Application, Request
 from pollux_agent.errors import DocumentError
@@ -28,9 +29,6 @@ _FLAGS = {
     "interval_s": "--interval",
     "restart_s": "--restart-s",
 }
-
-Count = Annotated[int, Field(ge=0)]
-Figure = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)

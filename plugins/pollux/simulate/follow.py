@@ -7,14 +7,12 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from pollux.simulate.engine import Outcome, Progress, Round, Simulation
+from pollux.simulate.fields import Count, Figure, check_columns
 from pollux.simulate.job import TUNED, SimulatedJob
 from pollux.simulate.runner import Run
 from pollux.simulate.setup import ClusterSetup, RunSettings
 from pollux.traces import Application, Workload, read_application
 from pollux_agent.protocol import DOCUMENT_CONFIG
-
-Figure = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -31,9 +29,7 @@ class Course:
 
     @model_validator(mode="after")
     def _check(self) -> "Course":
-        columns = (self.time_s, self.gpus, self.batch_size, self.efficiency, self.active)
-        if len({len(column) for column in columns}) > 1:
-            raise ValueError("its columns differ in length; each has a value for every round")
+        check_columns(self.time_s, self.gpus, self.batch_size, self.efficiency, self.active)
         return self
 
 

@@ -6,15 +6,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AllowInfNan, BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pollux import __version__
 from pollux.errors import ConfigError
+from pollux.simulate.fields import Count, Figure, check_columns
 from pollux.simulate.files import write_document, write_whole
 from pollux.simulate.reproduce import Case
 from pollux.simulate.runner import News, simulate
-
-Figure = Annotated[float, Field(ge=0), AllowInfNan(allow_inf_nan=False)]
 
 
 class _Fairness(BaseModel):
@@ -29,7 +28,7 @@ class _Job(BaseModel):
     started_s: Figure | None
     completed_s: Figure | None
     finished: bool
-    restarts: Annotated[int, Field(ge=0)]
+    restarts: Count
     gpu_s: Figure
     rho: Figure | None
 
@@ -49,9 +48,7 @@ class _Timeline(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "_Timeline":
-        columns = (self.time_s, self.gpus, self.running, self.waiting, self.efficiency)
-        if len({len(column) for column in columns}) > 1:
-            raise ValueError("its columns differ in length")
+        check_columns(self.time_s, self.gpus, self.running, self.waiting, self.efficiency)
         return self
 
 
@@ -64,7 +61,7 @@ class _Result(BaseModel):
     restarts_per_job: Figure
     gpu_hours_per_job: Figure
     restart_share: Figure
-    unfinished: Annotated[int, Field(ge=0)]
+    unfinished: Count
     ftf: _Fairness
     jobs: tuple[_Job, ...] = ()
     timeline: _Timeline = _Timeline(time_s=(), gpus=(), running=(), waiting=(), efficiency=())
