@@ -58,10 +58,6 @@ class OpenEnded:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    @property
-    def fenced(self) -> bool:
-        return self._reporter.fenced
-
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         self._reporter.metrics(values, step)
 

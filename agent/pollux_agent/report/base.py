@@ -11,11 +11,6 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 class Reporter(Protocol):
     """Where a job tells about itself. No method blocks (but ``close``, for its timeout) or raises."""
 
-    @property
-    def fenced(self) -> bool:
-        """Whether a newer incarnation of the job writes now; this one has then stopped for good."""
-        ...
-
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log figures at ``step``; values that are not finite are counted, not logged."""
         ...
@@ -39,10 +34,6 @@ class Reporter(Protocol):
 
 class NullReporter:
     """The reporter of a job without a run."""
-
-    @property
-    def fenced(self) -> bool:
-        return False
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Forget the figures."""

@@ -88,8 +88,10 @@ class MlflowReporter:
         """Send what an earlier incarnation could not, also if nothing new follows."""
         self._open()
 
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        time_ms = int(time.time() * 1000)
+    def metrics(self, values: Mapping[str, float], step: int, *, time_ms: int | None = None) -> None:
+        """``time_ms`` is when they were measured, in Unix milliseconds: now unless it is given."""
+        if time_ms is None:
+            time_ms = int(time.time() * 1000)
         points = []
         num_nonfinite = 0
         for name, value in values.items():
