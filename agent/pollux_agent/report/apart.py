@@ -5,8 +5,8 @@ another thread imports mlflow, which takes a second, or makes up a request, the 
 after the interpreter's switch interval, 5 ms, each time. A process shares nothing but the cores.
 
 A process that begins while torch's threads run must not be a fork, so this one is a program,
-:mod:`pollux_agent.report.sender`: it reads what to report from its standard input, a JSON array a line, and
-answers the close with its exit status.
+:mod:`pollux_agent.report.sender`: it reads what to report from its standard input, a JSON array a line,
+answers on its standard output, and the close with its exit status.
 """
 
 import base64
@@ -15,20 +15,21 @@ import logging
 import math
 import os
 import queue
-import select
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from pollux_agent.protocol import Report, encode
+from pollux_agent.errors import DocumentError
+from pollux_agent.protocol import Report, decode, encode
 from pollux_agent.report.base import RunStatus
 from pollux_agent.report.outbox import Point
+from pollux_agent.report.prior import Earlier
 from pollux_agent.report.unsent import keep_unsent, read_unsent
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class ReporterApart:
         self._early: deque[Point] | None = deque(maxlen=_MAX_WAITING)
         self._waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name="pollux-report", daemon=True)
+        self._answers: threading.Thread | None = None
+        self._give: Callable[[Earlier], None] = _nobody
         self._started = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = self._is_full = False
@@ -61,8 +64,9 @@ class ReporterApart:
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         numbers = {name: _number(value) for name, value in values.items()}
         now_ms = int(time.time() * 1000)
-        if self._early is not None and not self._closed:
-            self._early.extend(
+        early = self._early
+        if early is not None and not self._closed:
+            early.extend(
                 Point(name, number, int(step), now_ms)
                 for name, number in numbers.items()
                 if math.isfinite(number)
@@ -80,6 +84,10 @@ class ReporterApart:
     def artifact(self, name: str, data: bytes) -> None:
         self._put("artifact", name, base64.b64encode(data).decode())
 
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        self._give = give
+        self._put("earlier")
+
     def finish(self, status: RunStatus) -> None:
         self._put("finish", status)
 
@@ -96,6 +104,8 @@ class ReporterApart:
         if process is not None and process.poll() is None:
             process.kill()
             process.wait()
+        if self._answers is not None:
+            self._answers.join(_GRACE_S)
         if self._early is not None:
             self._keep(tuple(self._early))
         return process is not None and process.returncode == 0
@@ -136,8 +146,6 @@ class ReporterApart:
             with suppress(OSError):
                 self._process.stdin.close()
             self._process.wait()
-            if self._early is not None and self._reads():
-                self._early = None
 
     def _handed_over(self, line: bytes) -> bool:
         try:
@@ -149,20 +157,26 @@ class ReporterApart:
                     )
                 command = (*_COMMAND, str(os.getpid()))
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._answers = threading.Thread(
+                    target=self._listen, args=(self._process.stdout,), name="pollux-answers", daemon=True
+                )
+                self._answers.start()
                 self._write(self._opening)
             self._write(line)
-            if self._early is not None and self._reads():
-                self._early = None
         except OSError as error:
             logger.warning("nothing is reported to MLflow for now: %s", error)
             return False
         return True
 
-    def _reads(self) -> bool:
-        """Whether the process has begun to read, which it says in one byte."""
-        assert self._process is not None and self._process.stdout is not None
-        answer = self._process.stdout
-        return bool(select.select([answer], [], [], 0)[0] and os.read(answer.fileno(), 1))
+    def _listen(self, answers: IO[bytes]) -> None:
+        """Until the process ends. An empty line says that it keeps what it cannot send, from then on."""
+        with answers:
+            for line in answers:
+                if not line.strip():
+                    self._early = None
+                    continue
+                with suppress(DocumentError):  # a line that its end has cut off
+                    self._give(decode(Earlier, line))
 
     def _write(self, line: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -172,6 +186,10 @@ class ReporterApart:
 
 def _line(*message: Any) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _nobody(_: Earlier) -> None:
+    """Who is given what was not asked for."""
 
 
 def _number(value: object) -> float:

@@ -1,4 +1,7 @@
-"""The process that reports to MLflow what a training hands it: see :mod:`pollux_agent.report.apart`."""
+"""The process that reports to MLflow what a training hands it: see :mod:`pollux_agent.report.apart`.
+
+It answers with an empty line once it keeps what it cannot send, and with JSON for what earlier runs know.
+"""
 
 import base64
 import json
@@ -8,10 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pollux_agent.lifeline import name_process
-from pollux_agent.protocol import Report, decode
+from pollux_agent.protocol import Report, decode, encode
 from pollux_agent.report.reporter import MlflowReporter
 
 PROCESS_NAME = "pollux-report"
@@ -34,6 +38,8 @@ def serve(reporter: MlflowReporter, lines: Iterable[bytes]) -> int:
                 reporter.report(decode(Report, rest[0]))
             elif kind == "artifact":
                 reporter.artifact(rest[0], base64.b64decode(rest[1]))
+            elif kind == "earlier":
+                reporter.ask_for_earlier(lambda found: _answer(encode(found)))
             elif kind == "finish":
                 reporter.finish(rest[0])
             else:
@@ -54,6 +60,11 @@ def _end_without(parent: int, reporter: MlflowReporter) -> None:
     os._exit(_LEFT)
 
 
+def _answer(line: str) -> None:
+    with suppress(OSError):  # the training is gone
+        os.write(1, line.encode() + b"\n")
+
+
 def main() -> None:
     """``python -m pollux_agent.report.sender PARENT``; ``PARENT`` is the training's process.
 
@@ -66,7 +77,7 @@ def main() -> None:
     reporter = MlflowReporter(
         tracking_uri, run_id, incarnation, unsent=None if unsent is None else Path(unsent)
     )
-    os.write(1, b"\n")  # from here on it keeps what it cannot send
+    _answer("")
     threading.Thread(target=_end_without, args=(int(sys.argv[1]), reporter), daemon=True).start()
     os._exit(serve(reporter, sys.stdin.buffer))  # without waiting for a request that is under way
 

@@ -6,16 +6,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
 
-from pollux_agent.protocol import REPORT_TAG, Report, decode
+from pollux_agent.model.throughput import ThroughputParams
+from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
 from pollux_agent.report import ReporterApart
+from pollux_agent.report.prior import MODEL_PARAM, Earlier
 from pollux_agent.report.unsent import read_unsent
 
+FIT = ThroughputParams(
+    alpha_grad=0.05,
+    beta_grad=0.001,
+    alpha_sync_local=0.02,
+    beta_sync_local=0.001,
+    alpha_sync_node=0.1,
+    beta_sync_node=0.002,
+    gamma=1.5,
+)
 AWAY = "http://127.0.0.1:9"
 REPORT = Report(
     job_id="digits",
@@ -88,6 +100,22 @@ def test_figures_the_report_a_file_and_the_end_arrive(
     assert not children()
     reporter.metrics({"late": 1.0}, 1)
     assert not children(), "what comes behind the close is for nobody"
+
+
+def test_what_earlier_runs_know_is_given(
+    client: MlflowClient, mlflow_uri: str, new_experiment: Callable[[str], str]
+) -> None:
+    experiment = client.get_experiment_by_name(new_experiment("apart")).experiment_id
+    earlier, own = (client.create_run(experiment).info.run_id for _ in range(2))
+    for each in (earlier, own):
+        client.log_param(each, MODEL_PARAM, "net")
+    client.set_tag(earlier, REPORT_TAG, encode(replace(REPORT, fits={"a100": FIT}, gpus_seen={"a100": 4})))
+    given: list[Earlier] = []
+    reporter = ReporterApart(mlflow_uri, own, 1)
+    reporter.ask_for_earlier(given.append)
+    awaited(lambda: given)
+    assert reporter.close(60)
+    assert given == [Earlier(fits={"a100": FIT}, gpus_seen={"a100": 4}, max_gpus_seen=1)]
 
 
 def test_a_reporter_that_was_given_nothing_starts_no_process() -> None:
