@@ -145,8 +145,8 @@ def _cycle(
 def observe_both(
     cluster: Cluster, store: ModelStore, *, above: int = 0, shadow: bool = False
 ) -> tuple[int, ClusterView, Mapping[str, JobRecord]]:
-    """The decision's number, above ``above`` (0 for a shadow, which takes none), the cluster, and meanwhile the store's
-    reports; where both fail the cluster's error is raised.
+    """The decision's number, above ``above`` (0 for a shadow, which takes none), the cluster, and meanwhile
+    the store's reports; where both fail the cluster's error is raised.
     """
     with ThreadPoolExecutor(1, "pollux-store") as beside:
         reports = beside.submit(store.reports)

@@ -39,8 +39,9 @@ class PolluxTrainingTrigger(BaseTrigger):
 
     The event is ``{"job": <the final ClusterJob as plain values>}``, without the job's environment variables,
     which may hold secrets and would be kept in Airflow's database; or ``{"error": "..."}`` when the
-    cluster does not know the job, or refuses to tell of it. A cluster that is away is waited for, without limit. The end of the
-    trigger, such as the triggerer's restart, leaves the job alone; only a person's act on the task ends it.
+    cluster does not know the job, or refuses to tell of it. A cluster that is away is waited for, without
+    limit. The end of the trigger, such as the triggerer's restart, leaves the job alone; only a person's act
+    on the task ends it.
     On Kubernetes a job whose driver is gone is ``{"lost": "...", "lived_s": ...}``; the task submits it anew.
     """
 

@@ -15,7 +15,7 @@ from pollux_agent.driver.kube.documents import FINISH, annotations, is_terminal,
 from pollux_agent.driver.kube.notes import or_else
 from pollux_agent.driver.state import DriverState
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import Allocation, Placement, read_decision
+from pollux_agent.protocol import Allocation, read_decision
 
 Json = Mapping[str, Any]
 
