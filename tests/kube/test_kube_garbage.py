@@ -114,7 +114,8 @@ def test_a_driver_pod_in_a_namespace_of_somebody_else_moves_no_number_and_takes_
     job = submit()
     before = cycle(scheduler, job)
     real = kube.api.get(pod_path(spaces[0], job.id))
-    for name, number in [(job.id, 9007199254740000), ("elsewhere-1", 10**21)]:
+    forgeries = {job.id: 9007199254740000, "elsewhere-1": 9007199254740000, "elsewhere-2": 10**21}
+    for name, number in forgeries.items():
         notes = doc.annotations(real) | {
             doc.DECISION: str(number),
             doc.ALLOCATION: f'{{"decision":{number}}}',
@@ -124,8 +125,12 @@ def test_a_driver_pod_in_a_namespace_of_somebody_else_moves_no_number_and_takes_
         kube.api.create(pod_path(spaces[1]), {"metadata": meta, "spec": host_pod(schedulerName="no")["spec"]})
     try:
         assert cycle(scheduler, job) == before + 1
+        for name in ("elsewhere-1", "elsewhere-2"):
+            pod = kube.api.get(pod_path(spaces[1], name))
+            assert doc.annotations(pod)[doc.DECISION] == str(before + 1)
     finally:
-        kube.api.delete(pod_path(spaces[1], "elsewhere-1"), grace_s=0)
+        for name in ("elsewhere-1", "elsewhere-2"):
+            kube.api.delete(pod_path(spaces[1], name), grace_s=0)
 
 
 @pytest.mark.parametrize(

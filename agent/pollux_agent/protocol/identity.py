@@ -7,7 +7,7 @@ from pydantic.dataclasses import dataclass
 
 from pollux_agent.protocol.codec import DOCUMENT_CONFIG
 
-AirflowId = Annotated[str, Field(max_length=250)]
+AirflowId = Annotated[str, Field(min_length=1, max_length=250)]
 """Airflow's own bound on the ids of DAGs, runs and tasks."""
 
 
