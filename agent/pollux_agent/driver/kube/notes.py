@@ -29,6 +29,9 @@ _STOPS: Mapping[str, StopReason] = {
 _RUN_ID = re.compile(r"([A-Za-z0-9][\w-]{0,255})?", re.ASCII)
 """What MLflow takes for a run's id, or nothing."""
 
+_MOST_STARTS = 2**31
+"""One a second for 68 years; a driver that believed more would have no numbers left."""
+
 
 def identity_of(notes: Notes) -> JobIdentity:
     return _document(JobIdentity, notes, doc.IDENTITY)
@@ -53,7 +56,10 @@ def allocation_of(notes: Notes) -> Allocation:
 
 def state_of(notes: Notes) -> DriverState:
     """That of a job that waits, before its driver has told any."""
-    return _document(DriverState, notes, doc.STATE) if notes.get(doc.STATE) else DriverState()
+    state = _document(DriverState, notes, doc.STATE) if notes.get(doc.STATE) else DriverState()
+    if state.incarnation > _MOST_STARTS:
+        raise _wrong(doc.STATE, f"no job was started {state.incarnation} times")
+    return state
 
 
 def stop_of(notes: Notes) -> StopReason | None:
