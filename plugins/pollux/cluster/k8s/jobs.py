@@ -92,19 +92,24 @@ def job_of(pod: Json, *, now_unix_s: float) -> ClusterJob:
 
 def allocation_of(pod: Json) -> Allocation:
     """What the job was given; where that cannot be read, what its driver has."""
-    state = state_of(pod)
-    instead = Allocation(decision=state.acted_decision, placement=state.placement)
-    return or_else(notes.allocation_of, annotations(pod), instead)
+    try:
+        return notes.allocation_of(annotations(pod))
+    except DocumentError:
+        state = state_of(pod)
+        return Allocation(decision=state.acted_decision, placement=state.placement)
 
 
 def allocation_fault(pod: Json, *, given_out: int) -> str:
     """What is wrong with the allocation that stands there, empty if nothing is: a number that was not given
     out is wrong too.
     """
-    fault = notes.fault_of(annotations(pod), doc.ALLOCATION)
-    if not fault and (number := allocation_of(pod).decision) > given_out:
+    try:
+        number = notes.allocation_of(annotations(pod)).decision
+    except DocumentError as error:
+        return str(error)
+    if number > given_out:
         return f"annotation {doc.DECISION}: {number} was never given out, the last one is {given_out}"
-    return fault
+    return ""
 
 
 def numbers_of(pod: Json) -> list[int]:
