@@ -2,14 +2,16 @@
 
 import json
 import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pollux_agent.protocol import Report
 from pollux_agent.records import Note
 from pollux_agent.report.base import NullReporter, Reporter, RunStatus
-from pollux_agent.report.client import connect, in_words
+from pollux_agent.report.client import connect, in_words, is_passing, without_password
 from pollux_agent.report.prior import Earlier
 from pollux_agent.report.reporter import MlflowReporter
 from pollux_agent.settings import TrackingSettings
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10
+_PAUSES_S = (0.5, 1.0, 2.0)
+"""Before another try to open the run, where the fault may pass within the timeout."""
 
 
 def open_run(
@@ -28,8 +32,8 @@ def open_run(
     """A reporter to the script's own active run, else to the run named in ``tracking`` or in the note
     ``memory``, else to a new one called ``name``, which is noted there; without ``tracking`` to nowhere.
 
-    The script's own run is left open at the end. Where MLflow does not answer, a warning says so and nothing
-    is reported.
+    The script's own run is left open at the end. Where MLflow does not answer, or is busy for longer than
+    some seconds, a warning says so and nothing is reported.
     """
     own = _active_run()
     if own is not None:
@@ -39,18 +43,32 @@ def open_run(
         return NullReporter()
     from mlflow.exceptions import MlflowException
 
-    try:
-        client = connect(tracking.tracking_uri, timeout_s=_TIMEOUT_S)
-        run_id = tracking.run_id or _recalled(tracking, memory)
-        if run_id:
-            client.update_run(run_id, status="RUNNING")
+    until_s = time.monotonic() + _TIMEOUT_S
+    for pause_s in (*_PAUSES_S, math.inf):
+        try:
+            run_id = _opened(tracking, name, memory)
+        except (MlflowException, OSError, ImportError) as error:
+            if not is_passing(error) or time.monotonic() + pause_s > until_s:
+                logger.warning(
+                    "this training is not reported to MLflow: %s", in_words(error, tracking.tracking_uri)
+                )
+                break
+            time.sleep(pause_s)
         else:
-            run_id = _new_run(client, tracking, name)
-            _remember(tracking, run_id, memory)
-    except (MlflowException, OSError, ImportError) as error:
-        logger.warning("this training is not reported to MLflow: %s", in_words(error, tracking.tracking_uri))
-        return NullReporter()
-    return MlflowReporter(tracking.tracking_uri, run_id, incarnation)
+            return MlflowReporter(tracking.tracking_uri, run_id, incarnation)
+    return NullReporter()
+
+
+def _opened(tracking: TrackingSettings, name: str, memory: Note | None) -> str:
+    """The id of the run, which is running now; raises what MLflow raises."""
+    client = connect(tracking.tracking_uri, timeout_s=_TIMEOUT_S)
+    run_id = tracking.run_id or _recalled(tracking, memory)
+    if run_id:
+        client.update_run(run_id, status="RUNNING")
+    else:
+        run_id = _new_run(client, tracking, name)
+        _remember(tracking, run_id, memory)
+    return run_id
 
 
 class OpenEnded:
@@ -98,11 +116,11 @@ def _recalled(tracking: TrackingSettings, memory: Note | None) -> str:
         noted = json.loads(memory.read()) if memory is not None else {}
     except (OSError, ValueError):
         return ""
-    same = isinstance(noted, dict) and noted.get("tracking_uri") == tracking.tracking_uri
+    same = isinstance(noted, dict) and noted.get("tracking_uri") == without_password(tracking.tracking_uri)
     return str(noted.get("run_id", "")) if same else ""
 
 
 def _remember(tracking: TrackingSettings, run_id: str, memory: Note | None) -> None:
     if memory is not None:
-        note = {"tracking_uri": tracking.tracking_uri, "run_id": run_id}
+        note = {"tracking_uri": without_password(tracking.tracking_uri), "run_id": run_id}
         memory.write(json.dumps(note).encode())

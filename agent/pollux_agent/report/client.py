@@ -2,7 +2,7 @@
 
 import os
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,13 +26,15 @@ def connect(tracking_uri: str, *, timeout_s: int) -> "MlflowClient":
     """A client one of whose calls ends within about ``timeout_s``; imports mlflow, which takes a second.
 
     MLflow reads its HTTP limits from the environment alone, so they are set there, each only where the
-    user has not: without them one call may retry for minutes. Retries are the caller's.
+    user has not: without them one call may retry for minutes. Retries are the caller's. User and password of
+    the URI go there too, since MLflow prints the addresses of runs.
     """
-    for name, value in {**_LIMITS, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}.items():
+    address, own = _without_user(tracking_uri)
+    for name, value in {**_LIMITS, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), **own}.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=tracking_uri)
+    return MlflowClient(tracking_uri=address)
 
 
 def is_passing(error: BaseException) -> bool:
@@ -67,6 +69,16 @@ def in_words(error: BaseException, tracking_uri: str) -> str:
         if sign in text:
             return words
     return text if len(text) <= _MAX_WORDS else text[: _MAX_WORDS - 3] + "..."
+
+
+def _without_user(tracking_uri: str) -> tuple[str, dict[str, str]]:
+    """An HTTP address without user and password, and these as MLflow's variables."""
+    parts = urlsplit(tracking_uri)
+    if parts.scheme not in ("http", "https") or "@" not in parts.netloc:
+        return tracking_uri, {}
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    return bare, {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
 
 
 def without_password(tracking_uri: str) -> str:

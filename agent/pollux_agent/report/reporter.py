@@ -144,8 +144,11 @@ class MlflowReporter:
         self._outbox.close(time.monotonic() + timeout_s)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
-        if self._recalled and not self._fenced:
-            self._keep(self._outbox.points)
+        points = self._outbox.points
+        if self._unsent is None and points and not self._fenced:
+            logger.warning("%d figures that MLflow has not taken are lost", len(points))
+        elif self._recalled and not self._fenced:
+            self._keep(points)
         return self._outbox.is_empty and not self._thread.is_alive()
 
     def _open(self) -> bool:
