@@ -181,6 +181,8 @@ def open_place(address: str | Path, folder: str = "") -> Place:
     Raises DocumentError naming the address and the fix: an unknown protocol, a package that is not installed.
     """
     text = str(address)
+    if "\0" in text:
+        raise DocumentError(f"checkpoints: {text!r} holds a NUL character, which no path can; leave it out")
     if isinstance(address, Path) and _CUT_URL.match(text):
         raise DocumentError(f"checkpoints: {text!r} was a URL before it became a Path; give it as a str")
     if text.startswith("file:///"):

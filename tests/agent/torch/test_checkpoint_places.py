@@ -241,6 +241,7 @@ def test_a_job_under_a_driver_keeps_its_checkpoints_behind_the_url_of_its_spec(t
         pytest.param("nosuch://bucket/x", ["nosuch", "Protocol not known"], id="an unknown protocol"),
         pytest.param("gs://bucket/x", ["gs://bucket/x", "install gcsfs"], id="a package that is missing"),
         pytest.param(Path("s3://bucket/x"), ["give it as a str"], id="a URL that became a Path"),
+        pytest.param("check\0points", ["'check\\x00points'", "leave it out"], id="no path"),
     ],
 )
 def test_a_bad_address_is_named_with_the_fix(address: str | Path, wants: list[str]) -> None:
