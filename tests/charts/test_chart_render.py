@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,7 +28,8 @@ def test_what_airflow_is_given_are_settings_that_it_understands(values: Mapping[
     assert all(isinstance(value, str) for value in data.values())
     general, kube = settings(data), kube_settings(data)
     assert general.cluster == "kubernetes"
-    assert kube.namespace == (values.get("namespaces") or [NAMESPACE])[0]
+    assert kube.namespaces == tuple(values.get("namespaces") or [NAMESPACE])
+    assert kube.namespace == kube.namespaces[0]
     known = {f"POLLUX_{field.upper()}" for field in type(general).__dataclass_fields__}
     known |= {f"POLLUX_KUBE_{field.upper()}" for field in type(kube).__dataclass_fields__}
     assert set(data) <= known | {"MLFLOW_TRACKING_URI"}
@@ -60,6 +61,10 @@ def test_the_values_reach_the_settings() -> None:
             {"airflow": {"serviceAccounts": [{"namespace": "x"}]}}, "name", id="account without name"
         ),
         pytest.param({"checkpoints": {"pvc": {"size": "big"}}}, "size", id="no size"),
+        pytest.param({"scheduler": {"fairnessP": "fair"}}, "fairnessP", id="no exponent"),
+        pytest.param({"airflow": {"loginSecret": "a..b"}}, "loginSecret", id="an empty part of a name"),
+        pytest.param({"metrics": {"existingSecret": "Token"}}, "existingSecret", id="a capital letter"),
+        pytest.param({"airflow": {"loginSecret": "a" * 254}}, "loginSecret", id="too long a name"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: Mapping[str, Any], named_in_error: str) -> None:
@@ -67,6 +72,58 @@ def test_wrong_values_are_refused_by_name(values: Mapping[str, Any], named_in_er
     refused = run_tool("helm", *arguments, stdin=json.dumps(values), check=False)
     assert refused.returncode != 0
     assert named_in_error in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["my.secret.name", "a" * 253, "1.5", "007"])
+def test_every_name_that_kubernetes_takes_is_taken_and_stays_a_string(name: str) -> None:
+    """Secrets, claims and ServiceAccounts are DNS subdomains; a namespace is one label of up to 63."""
+    space = name.replace(".", "-")[:63]
+    values = {
+        "namespaces": [space],
+        "airflow": {"loginSecret": name, "serviceAccounts": [{"name": name, "namespace": space}]},
+        "metrics": {"existingSecret": name, "serviceMonitor": {"enabled": True}},
+        "checkpoints": {"pvc": {"existingClaim": name}},
+        "state": {"pvc": {"existingClaim": name}},
+        "training": {"image": "registry/training:1"},
+        **{part: {"serviceAccount": {"name": name}} for part in ("scheduler", "driver", "worker")},
+    }
+    manifests = render(values)
+    names = [value for manifest in manifests for value in _names(manifest)]
+    assert name in names
+    assert all(isinstance(value, str) for value in names)
+    notes = run_tool(
+        "helm", "install", "pollux", str(CHART), "--dry-run=client", "--values", "-", stdin=json.dumps(values)
+    ).stdout.partition("With Airflow's own chart, in its values:")[2]
+    for_airflow = yaml.safe_load(notes.partition("\n\n3.")[0])
+    assert [value for value in _names(for_airflow["volumes"]) if value == name] == [name] * 3
+
+
+def _names(part: Any) -> Iterator[object]:
+    """Everything that is the name of an object."""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            if key in ("name", "namespace", "serviceAccountName", "claimName", "secretName"):
+                yield value
+            yield from _names(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _names(value)
+
+
+@pytest.mark.parametrize("values", [FULL, VALUE_SETS["nothing set"]], ids=["all", "nothing"])
+def test_the_pod_of_helm_test_has_every_file_that_its_settings_send_the_doctor_to(
+    values: Mapping[str, Any],
+) -> None:
+    manifests = render(values)
+    config = settings(named(manifests, "ConfigMap", "pollux-settings")["data"])
+    spec = named(manifests, "Pod", "pollux-doctor")["spec"]
+    (container,) = spec["containers"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert str(config.state) in mounted
+    if config.airflow_login is not None:
+        volume = mounted[str(config.airflow_login.parent)]
+        assert volume["secret"] == {"secretName": values["airflow"]["loginSecret"], "optional": True}
 
 
 def test_a_service_monitor_needs_the_token() -> None:
@@ -231,7 +288,7 @@ def test_the_notes_say_which_host_mlflow_must_allow() -> None:
     notes = found.stdout.partition("NOTES:")[2]
     assert "--allowed-hosts mlflow.ml:5000" in notes
     assert "configMapRef: {name: pollux-settings}" in notes
-    assert "secretName: metrics-token" in notes
+    assert 'secretName: "metrics-token"' in notes
     assert "helm test pollux" in notes
     hinted = run_tool("helm", "install", "pollux", str(CHART), "--dry-run=client").stdout
     assert "airflow.serviceAccounts is empty" in hinted
@@ -239,10 +296,11 @@ def test_the_notes_say_which_host_mlflow_must_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "want"), [({}, None), ({"fairnessP": 0}, 0.0), ({"fairnessP": -0.5}, -0.5)]
+    ("given", "want"),
+    [({}, None), ({"fairnessP": 0}, 0.0), ({"fairnessP": -0.5}, -0.5), ({"fairnessP": "-1"}, -1.0)],
 )
 def test_the_fairness_exponent_is_the_policy_s_own_unless_it_is_given(
-    given: dict[str, float], want: float | None
+    given: dict[str, Any], want: float | None
 ) -> None:
     data = named(render({"scheduler": given}), "ConfigMap", "pollux-settings")["data"]
     assert settings(data).fairness_p == want
