@@ -7,6 +7,7 @@ from typing import Any, cast
 from pollux_agent.driver.kube.api import KubeApi, KubeError
 
 NOW_UNIX_S = 1_700_000_000.0
+_KINDS = frozenset({"configmaps", "namespaces", "nodes", "pods", "resourcequotas", "serviceaccounts"})
 _REVIEWS = "/apis/authorization.k8s.io/v1/"
 
 Json = Mapping[str, Any]
@@ -75,7 +76,7 @@ class FakeKube(KubeApi):
 
     def _listed(self, path: str, selector: str) -> Iterable[dict[str, Any]]:
         top, _, kind = path.rpartition("/")
-        if not kind.endswith("s"):
+        if kind not in _KINDS:
             _missing(path)
         for at, found in sorted(self.objects.items()):
             collection = at.rpartition("/")[0]

@@ -17,7 +17,8 @@ _PREFIX = "POLLUX_KUBE_"
 _JSON_FIELDS = frozenset({"namespaces", "gpu_resources", "tolerations", "jobs_volume", "driver_env"})
 
 Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
