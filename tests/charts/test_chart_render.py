@@ -171,7 +171,7 @@ def needed(role: str, namespaces: list[str], lease: str) -> set[tuple[str, Right
 
 
 def test_each_account_has_exactly_the_rights_that_it_needs() -> None:
-    manifests, teams, lease = render(FULL), ["team-a", "team-b"], "kube-public"
+    manifests, teams, lease = render(FULL), ["pollux-test-a", "pollux-test-b"], "kube-public"
     scheduler = needed("scheduler", teams, lease)
     assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == scheduler
     for airflow in ("airflow/airflow-worker", f"{NAMESPACE}/airflow-triggerer"):
@@ -229,25 +229,25 @@ def test_nobody_but_workers_connects_to_workers_and_nobody_to_drivers() -> None:
         for policy in policies
     }
     assert len(by_role) == len(policies) == 4
-    worker = by_role["team-a", "worker"]["spec"]
+    worker = by_role["pollux-test-a", "worker"]["spec"]
     assert worker["policyTypes"] == ["Ingress", "Egress"]
     (peers,) = (part["from"] for part in worker["ingress"])
     assert peers == [{"podSelector": {"matchLabels": {"pollux.dev/role": "worker"}}}]
     assert {"ports": [{"port": 5000, "protocol": "TCP"}]} in worker["egress"]
     assert worker["egress"][-1]["ports"] == [{"port": 443}]
-    assert by_role["team-b", "driver"]["spec"]["ingress"] == []
+    assert by_role["pollux-test-b", "driver"]["spec"]["ingress"] == []
 
 
 def test_each_namespace_of_jobs_has_its_claim() -> None:
     claims = of_kind(render(FULL), "PersistentVolumeClaim")
     found = {(c["metadata"]["namespace"], c["metadata"]["name"]): c["spec"] for c in claims}
     assert set(found) == {
-        ("team-a", "pollux-checkpoints"),
-        ("team-b", "pollux-checkpoints"),
+        ("pollux-test-a", "pollux-checkpoints"),
+        ("pollux-test-b", "pollux-checkpoints"),
         (NAMESPACE, "pollux-state"),
     }
-    assert found["team-a", "pollux-checkpoints"]["storageClassName"] == "fast"
-    assert found["team-a", "pollux-checkpoints"]["resources"]["requests"]["storage"] == "1Ti"
+    assert found["pollux-test-a", "pollux-checkpoints"]["storageClassName"] == "fast"
+    assert found["pollux-test-a", "pollux-checkpoints"]["resources"]["requests"]["storage"] == "1Ti"
     assert of_kind(render(VALUE_SETS["as little as possible"]), "PersistentVolumeClaim") == []
 
 

@@ -12,11 +12,11 @@ IMAGE = "localhost/open:1"
 """As localhost/host:1, whose folders are root's alone."""
 
 
-@pytest.fixture
-def image(kube: TestKube, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def image(kube: TestKube, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An empty system for any user, whose /usr is mounted from this machine."""
     kube.node_up("node-0", 4)
-    (root := tmp_path / "root").mkdir()
+    root = tmp_path_factory.mktemp("image")
     for name in ("usr", "etc", "root", "var", "opt", "home", "run", "tmp"):
         (root / name).mkdir()
     for name in ("bin", "sbin", "lib", "lib64", "lib32"):

@@ -36,8 +36,9 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 @pytest.fixture(scope="module")
 def namespace(kube: TestKube) -> Iterator[str]:
-    yield kube.namespace("doctored")
-    kube.api.delete("/api/v1/namespaces/doctored")
+    space = kube.namespace("pollux-test-doctored")
+    yield space
+    kube.api.delete(f"/api/v1/namespaces/{space}")
 
 
 def places(namespace: str) -> Mapping[Scope, tuple[str, ...]]:
@@ -173,6 +174,7 @@ def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
 ) -> None:
     """With all that the how-to names; the second namespace of jobs is looked at as well."""
     kube.node_up("node-0", 4)
+    other = kube.bare_namespace("pollux-test-doctored-too")
     login = base64.b64encode(json.dumps({"pollux": "in-a-secret"}).encode()).decode()
     secret = {"metadata": {"name": "airflow.log-in"}, "data": {"login.json": login}}
     kube.api.create(f"/api/v1/namespaces/{namespace}/secrets", secret)
@@ -182,7 +184,7 @@ def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
         values: dict[str, Any] = {
             "mlflow": {"trackingUri": url},
             "leaseNamespace": namespace,
-            "namespaces": [namespace, "default"],
+            "namespaces": [namespace, other],
             "airflow": {"url": airflow, "loginSecret": "airflow.log-in"},
             "test": {
                 "image": "localhost/host:1",
@@ -214,14 +216,12 @@ def test_helm_test_runs_the_doctor_in_the_cluster_as_the_schedulers_account(
             assert f"rights: scheduler: there are all {len(ROLES['scheduler'])} in" in found.stdout
             assert f"Airflow: {airflow} is healthy and knows our log-in" in found.stdout
             assert f"quota: {namespace}:" in found.stdout
-            assert "quota: default:" in found.stdout
+            assert f"quota: {other}:" in found.stdout
             assert "of nvidia.com/gpu on" in found.stdout
             assert "0 failed" in found.stdout
         finally:
             run_tool("helm", "uninstall", "checked", *where, kubeconfig=kube.kubeconfig, check=False)
-            left = "role,rolebinding,serviceaccount,networkpolicy,pvc"
-            label = "app.kubernetes.io/instance=checked"
-            run_tool("kubectl", "delete", "-n", "default", left, "-l", label, kubeconfig=kube.kubeconfig)
+            kube.api.delete(f"/api/v1/namespaces/{other}")
 
 
 def test_the_command_ends_with_1_on_a_quota_of_nothing(

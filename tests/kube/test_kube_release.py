@@ -17,13 +17,13 @@ from pollux.errors import ConfigError
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.slow]
 
-SPACE = "released"
+SPACE = "pollux-test-released"
 URI = "http://mlflow.ml:5000"
 
 
 @pytest.fixture(scope="module")
 def release(kube: TestKube) -> Iterator[str]:
-    kube.api.create("/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    kube.bare_namespace(SPACE)
     values = {
         "mlflow": {"trackingUri": URI},
         "namespaces": [SPACE],

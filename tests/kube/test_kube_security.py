@@ -26,7 +26,7 @@ GIVEN = "$(touch {0}) `touch {0}`; touch {0} & touch {0} | $HOME ${{HOME}} $(HOM
 def test_a_training_without_root_trains_and_comes_at_nothing_that_is_not_its_own(
     kube: TestKube, image: str, tmp_path: Path
 ) -> None:
-    space = kube.namespace("security")
+    space = kube.namespace("pollux-test-security")
     (jobs := tmp_path / "jobs").mkdir()
     jobs.chmod(0o777)
     cluster = KubeCluster(kube.api, kube.settings(space, jobs), namespace=space, user_pod=guarded_pod)
