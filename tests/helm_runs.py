@@ -84,7 +84,7 @@ VALUE_SETS: Mapping[str, Mapping[str, Any]] = {
         },
         "mlflow": {"trackingUri": "http://mlflow.ml:5000", "externalUrl": "https://mlflow.example.org"},
         "gpus": {"resources": ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"], "typeLabel": "gpu/type"},
-        "leaseNamespace": "kube-public",
+        "leaseNamespace": "pollux-test-lease",
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "settings": {"POLLUX_SEED": 3},
         "checkpoints": {"pvc": {"storageClassName": "fast", "size": "1Ti"}},

@@ -35,6 +35,31 @@ def test_what_airflow_is_given_are_settings_that_it_understands(values: Mapping[
     assert set(data) <= known | {"MLFLOW_TRACKING_URI"}
 
 
+@pytest.mark.parametrize(
+    ("release", "namespace", "want"),
+    [
+        pytest.param("pollux", "airflow", "airflow-pollux", id="the how-to's"),
+        pytest.param("pollux-demo", "pollux-demo", "pollux-demo", id="both alike"),
+        pytest.param("a.b", "team", "team-a-b", id="a dot in a release's name"),
+    ],
+)
+def test_releases_tell_their_jobs_apart(release: str, namespace: str, want: str) -> None:
+    assert deployment_of(release, namespace) == want
+
+
+def test_long_names_of_releases_stay_apart() -> None:
+    names = {deployment_of("p" * 53, "n" * 62 + end) for end in "ab"}
+    assert len(names) == 2
+    assert {len(name) for name in names} == {40}
+
+
+def deployment_of(release: str, namespace: str) -> str:
+    found = run_tool(
+        "helm", "template", release, str(CHART), "--namespace", namespace, "-s", "templates/settings.yaml"
+    )
+    return settings(yaml.safe_load(found.stdout)["data"]).deployment
+
+
 def test_the_values_reach_the_settings() -> None:
     data = named(render(FULL), "ConfigMap", "pollux-settings")["data"]
     general, kube = settings(data), kube_settings(data)
@@ -43,7 +68,7 @@ def test_the_values_reach_the_settings() -> None:
     assert str(general.airflow_login) == "/pollux/airflow/login.json"
     assert str(general.metrics_token) == "/pollux/metrics/token"
     assert kube.gpu_resources == ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb")
-    assert (kube.gpu_type_label, kube.lease_namespace) == ("gpu/type", "kube-public")
+    assert (kube.gpu_type_label, kube.lease_namespace) == ("gpu/type", "pollux-test-lease")
     assert kube.jobs_volume == {"persistentVolumeClaim": {"claimName": "pollux-checkpoints"}}
     assert kube.tolerations[0]["key"] == "nvidia.com/gpu"
 
@@ -171,7 +196,7 @@ def needed(role: str, namespaces: list[str], lease: str) -> set[tuple[str, Right
 
 
 def test_each_account_has_exactly_the_rights_that_it_needs() -> None:
-    manifests, teams, lease = render(FULL), ["pollux-test-a", "pollux-test-b"], "kube-public"
+    manifests, teams, lease = render(FULL), ["pollux-test-a", "pollux-test-b"], "pollux-test-lease"
     scheduler = needed("scheduler", teams, lease)
     assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == scheduler
     for airflow in ("airflow/airflow-worker", f"{NAMESPACE}/airflow-triggerer"):

@@ -17,6 +17,9 @@ from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api, pod_path
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.slow]
 
 TEAMS = ("pollux-test-a", "pollux-test-b")
+SPACES = (NAMESPACE, *TEAMS, "pollux-test-lease")
+"""All that are named in values here and in the sets of values."""
+
 VALUES: Mapping[str, Any] = {
     "namespaces": list(TEAMS),
     "airflow": {"serviceAccounts": [{"name": "airflow-worker", "namespace": NAMESPACE}]},
@@ -57,13 +60,13 @@ def kubeconfig_of(admin: Path) -> Iterator[KubeconfigOf]:
 def api(kube: TestKube, admin: Path) -> Iterator[KubeApi]:
     """The administrator's API, with the namespaces and Airflow's own account."""
     api = open_api(admin)
-    for namespace in (NAMESPACE, *TEAMS):
+    for namespace in SPACES:
         kube.bare_namespace(namespace)
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     api.create(accounts, {"metadata": {"name": "airflow-worker"}})
     awaited(lambda: has_token(api, f"{accounts}/default"))
     yield api
-    for namespace in (NAMESPACE, *TEAMS):
+    for namespace in SPACES:
         api.delete(f"/api/v1/namespaces/{namespace}")
 
 

@@ -25,6 +25,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- join "," (default (list .Release.Namespace) .Values.namespaces | uniq) -}}
 {{- end -}}
 
+{{/* The deployment's name: one given, else one that no other release on the cluster has, 40 characters at most. */}}
+{{- define "pollux.deployment" -}}
+{{- if .Values.deployment -}}
+{{- .Values.deployment -}}
+{{- else -}}
+{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Namespace .Release.Name) (eq .Release.Name .Release.Namespace) | replace "." "-" -}}
+{{- if le (len $own) 40 -}}
+{{- $own -}}
+{{- else -}}
+{{- printf "%s-%s" ($own | trunc 31 | trimSuffix "-") ($own | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "pollux.leaseNamespace" -}}
 {{- default .Release.Namespace .Values.leaseNamespace -}}
 {{- end -}}
