@@ -1,10 +1,11 @@
 """One training of a race: the processes of its ranks, which run in its turns and are stopped between them."""
 
+import os
 import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,9 +43,10 @@ class Competitor:
                         stdout=subprocess.PIPE,
                         stderr=errors,
                         text=True,
+                        start_new_session=True,
                     )
                 )
-                stack.callback(process.kill)
+                stack.callback(_signal_group, process, signal.SIGKILL)
                 self._ranks.append(process)
             self._answers()
             self._signal(signal.SIGSTOP)
@@ -81,4 +83,10 @@ class Competitor:
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self._ranks:
-            process.send_signal(number)
+            _signal_group(process, number)
+
+
+def _signal_group(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
+    """To a rank and what it has started, which works for it in its turns alone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pollux_agent.bench.tracking import Mood
-from pollux_agent.report import MlflowReporter, NullReporter, Reporter
+from pollux_agent.report import NullReporter, Reporter, ReporterApart
 
 MOODS: tuple[Mood, ...] = ("well", "slow", "busy", "broken", "silent")
 _SIZE = 300_000
@@ -38,7 +38,7 @@ def compare(mood: Mood, *, seconds: float, pairs: int) -> Compared:
     num_steps = max(1, round(seconds / statistics.median(_steps(50, NullReporter()))))
     for number in range(pairs):
         with _server(mood) as server:
-            reporter = MlflowReporter(server.url, "r", 1, flush_interval_s=1.0)
+            reporter = ReporterApart(server.url, "r", 1)
             if number % 2:
                 silent, told = _steps(num_steps, NullReporter()), _steps(num_steps, reporter)
             else:
@@ -84,7 +84,7 @@ class _Server:
         self._process = process
         self.url = process.stdout.readline().strip()
 
-    def arrived_after(self, reporter: MlflowReporter) -> Counter[tuple[str, int]]:
+    def arrived_after(self, reporter: ReporterApart) -> Counter[tuple[str, int]]:
         """Have the server be well, close the reporter, and count what arrived."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("well\n")

@@ -3,13 +3,14 @@
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pollux_agent.protocol import Report
 from pollux_agent.records import Note
 from pollux_agent.report.base import NullReporter, Reporter, RunStatus
 from pollux_agent.report.client import connect, in_words
+from pollux_agent.report.prior import Earlier
 from pollux_agent.report.reporter import MlflowReporter
 from pollux_agent.settings import TrackingSettings
 
@@ -58,10 +59,6 @@ class OpenEnded:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    @property
-    def fenced(self) -> bool:
-        return self._reporter.fenced
-
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         self._reporter.metrics(values, step)
 
@@ -70,6 +67,9 @@ class OpenEnded:
 
     def artifact(self, name: str, data: bytes) -> None:
         self._reporter.artifact(name, data)
+
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        self._reporter.ask_for_earlier(give)
 
     def finish(self, status: RunStatus) -> None:
         """The run stays open."""

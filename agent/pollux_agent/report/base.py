@@ -1,20 +1,16 @@
 """What training code needs of a reporter, and the one that reports nowhere."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from pollux_agent.protocol import Report
+from pollux_agent.report.prior import Earlier
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Reporter(Protocol):
     """Where a job tells about itself. No method blocks (but ``close``, for its timeout) or raises."""
-
-    @property
-    def fenced(self) -> bool:
-        """Whether a newer incarnation of the job writes now; this one has then stopped for good."""
-        ...
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Log figures at ``step``; values that are not finite are counted, not logged."""
@@ -26,6 +22,10 @@ class Reporter(Protocol):
 
     def artifact(self, name: str, data: bytes) -> None:
         """Store a file under ``name`` (a relative path); the latest of a name replaces an unsent one."""
+        ...
+
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        """Look for what earlier runs of the model know, and ``give`` it, from a thread, if there is any."""
         ...
 
     def finish(self, status: RunStatus) -> None:
@@ -40,10 +40,6 @@ class Reporter(Protocol):
 class NullReporter:
     """The reporter of a job without a run."""
 
-    @property
-    def fenced(self) -> bool:
-        return False
-
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Forget the figures."""
 
@@ -52,6 +48,9 @@ class NullReporter:
 
     def artifact(self, name: str, data: bytes) -> None:
         """Forget the file."""
+
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        """Nowhere to look."""
 
     def finish(self, status: RunStatus) -> None:
         """Nothing to end."""

@@ -50,7 +50,6 @@ def ask_for_prior(tracking_uri: str, run_id: str, give: Callable[[Earlier], None
             logger.info("no earlier run of this model was read: %s", in_words(error, tracking_uri))
             return
         if found is not None:
-            logger.info("fits of earlier runs of this model are the prior on %s", ", ".join(found.fits))
             give(found)
 
     thread = threading.Thread(target=look, name="pollux-prior", daemon=True)

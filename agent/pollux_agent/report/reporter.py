@@ -6,7 +6,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pollux_agent.protocol import MAX_REPORT_CHARS, REPORT_TAG, Report, decode, 
 from pollux_agent.report.base import RunStatus
 from pollux_agent.report.client import connect, in_words, is_passing
 from pollux_agent.report.outbox import Batch, Outbox, Point
+from pollux_agent.report.prior import Earlier, ask_for_prior
 from pollux_agent.report.unsent import keep_unsent, read_unsent
 
 if TYPE_CHECKING:
@@ -88,8 +89,10 @@ class MlflowReporter:
         """Send what an earlier incarnation could not, also if nothing new follows."""
         self._open()
 
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        time_ms = int(time.time() * 1000)
+    def metrics(self, values: Mapping[str, float], step: int, *, time_ms: int | None = None) -> None:
+        """``time_ms`` is when they were measured, in Unix milliseconds: now unless it is given."""
+        if time_ms is None:
+            time_ms = int(time.time() * 1000)
         points = []
         num_nonfinite = 0
         for name, value in values.items():
@@ -129,6 +132,9 @@ class MlflowReporter:
             logger.error("file %r is not sent: its name must be a relative path without '..'", name)
         elif self._open():
             self._outbox.put_artifact(str(path), bytes(data))
+
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        ask_for_prior(self._tracking_uri, self._run_id, give)
 
     def finish(self, status: RunStatus) -> None:
         if self._open():

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from pollux_agent.errors import DocumentError
@@ -12,6 +12,7 @@ from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import Report
 from pollux_agent.records import FileNote, Note
 from pollux_agent.report import Reporter
+from pollux_agent.report.prior import Earlier
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import History
@@ -147,6 +148,10 @@ class Telemetry:
         self._history.reports += 1
         if self._settings is not None:
             self._reporter.report(self._document(self._settings, state, goodput))
+
+    def ask_for_earlier(self, give: Callable[[Earlier], None]) -> None:
+        """Have ``give`` called, from a thread, with what earlier runs of the model know, if there is any."""
+        self._reporter.ask_for_earlier(give)
 
     def profile(self, profiles: Mapping[str, Profile], fits: Mapping[str, ThroughputParams]) -> None:
         """Store the raw profile per GPU type, so that a later run of the same model can start from it."""

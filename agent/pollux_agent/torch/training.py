@@ -10,7 +10,7 @@ import torch
 
 from pollux_agent.errors import CheckpointError
 from pollux_agent.model.efficiency import step_gain
-from pollux_agent.report.prior import Earlier, ask_for_prior
+from pollux_agent.report.prior import Earlier
 from pollux_agent.settings import WorkerSettings
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import process_age_s
@@ -86,9 +86,8 @@ class Training:
         self._handed_on: list[Earlier] = []
         parts.schedulers.resume(self._history.progress)
         self.plan = self._agree(self._choose(None), 0)[0]
-        settings = parts.settings
-        if settings is not None and parts.world.rank == 0 and parts.tuner.params is None:
-            ask_for_prior(settings.mlflow_tracking_uri, settings.mlflow_run_id, self._handed_on.append)
+        if parts.settings is not None and parts.world.rank == 0 and parts.tuner.params is None:
+            parts.telemetry.ask_for_earlier(self._handed_on.append)
 
     @property
     def finished(self) -> bool:
@@ -342,6 +341,7 @@ class Training:
         With its fit alone the job would see that no single doubling of its GPUs pays for its restart, and
         stay small where one that knows nothing hopes for more, grows, and finds out.
         """
+        logger.info("fits of earlier runs of this model are the prior on %s", ", ".join(earlier.fits))
         parts = self._parts
         for gpu_type, fit in earlier.fits.items():
             if gpu_type == parts.gpu_type:

@@ -73,13 +73,13 @@ def simulate(
     from pollux.simulate.runner import Run, load
     from pollux.simulate.setup import read_setup, run_settings, uniform, without_effect
     from pollux.simulate.synthetic import synthetic_traces
-    from pollux.snapshot import PolicySettings
+    from pollux.snapshot import DEFAULT_RESTART_S, PolicySettings
 
-    timings = out.with_name("timings.json")
     try:
+        check_file("--out", out)
+        timings = out.with_name("timings.json")
         if out == timings:
             raise ConfigError(f"--out {out}: that is where seconds go; name another file")
-        check_file("--out", out)
         if plot is not None:
             check_folder("--plot", plot)
         folder = traces or synthetic_traces()
@@ -94,7 +94,18 @@ def simulate(
             restart_s=restart_s,
             earlier_fits=earlier_fits,
         )
-        notes = [*without_effect(settings.policy, p=p, avoid_interference=avoid_interference)]
+        workloads = load(folder, workload)
+        asked = {
+            "--p": p is not None,
+            "--seed": seed != 0,
+            "--earlier-fits": earlier_fits,
+            "--no-avoid-interference": avoid_interference is False,
+            "--interference": interference > 0,
+            "--restart-s": restart_s != DEFAULT_RESTART_S,
+        }
+        applications = {request.application for each in workloads for request in each.requests}
+        flags = [flag for flag, given in asked.items() if given]
+        notes = [*without_effect(settings, setup, applications, flags)]
         if cluster is not None and (nodes or gpus_per_node):
             notes.append(f"--nodes and --gpus-per-node change nothing beside --cluster {cluster}")
         for note in notes:
@@ -106,7 +117,7 @@ def simulate(
                 cluster=setup,
                 settings=settings,
             )
-            for each in load(folder, workload)
+            for each in workloads
         ]
         answers = _run(runs, jobs)
     except (ConfigError, PolluxError) as error:

@@ -48,6 +48,9 @@ HEED_PRIORITY = frozenset({"ours"})
 
 HEED_FAIRNESS_P = frozenset({"pollux", "sia"})
 
+HEED_SEED = frozenset({"pollux"})
+"""Policies that draw random numbers."""
+
 ALWAYS_APART = frozenset({"sia", "ours", "fifo-fixed", *STUDIED})
 """Policies under which no node serves two jobs that span nodes, whether or not interference is avoided."""
 

@@ -155,7 +155,7 @@ def _grad_s(params: Floats, local: Ints) -> Floats:
 
 def _are_sane(params: Floats) -> Bools:
     """:func:`pollux_agent.model.throughput.is_sane` over the last axis."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         sane = np.all((params[..., :6] >= 0) & (params[..., :6] <= MAX_SANE_S), axis=-1)
         sane &= (params[..., 6] >= MIN_GAMMA) & (params[..., 6] <= MAX_GAMMA)
         return np.asarray(sane & (params[..., 0] + params[..., 1] >= MIN_SANE_S))

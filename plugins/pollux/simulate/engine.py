@@ -263,7 +263,8 @@ class Simulation:
         key = (job.app.name, job.batch_size)
         curve = self._curves.get(key)
         if curve is None or len(curve) < most:
-            gpu_type, width = next(iter(self._cluster.width_of.items()))
+            widths = self._cluster.width_of
+            gpu_type, width = next((kind, widths[kind]) for kind in widths if kind in job.app.times)
             curve = self._curves[key] = tuple(
                 step_seconds(job.app, gpu_type, packed(gpus, width), job.batch_size)
                 for gpus in range(1, most + 1)
@@ -291,7 +292,7 @@ def check_request(
             f"{where}: batch_size {request.batch_size} is unreachable; validation runs cover {low} to {high}"
         )
     least = min(app.local_bounds(gpu_type)[0] for gpu_type in app.times)
-    gpus = 1 if app.single_gpu else request.num_gpus
+    gpus = request.num_gpus if kind == "rigid" and not app.single_gpu else 1
     if kind != "adaptive" and request.batch_size < gpus * least:
         raise TraceError(
             f"{where}: batch_size {request.batch_size} is unreachable on num_replicas {gpus}: "

@@ -29,6 +29,8 @@ def check_file(option: str, path: Path) -> None:
     """Whether a file can be written there, before hours go into what is to be in it; raises ConfigError."""
     if path.is_dir() or not path.name:
         raise ConfigError(f"{option} {path}: is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{option} {path}: is a device or a pipe, which a file would replace; name a file")
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {path.parent}; name a folder that exists")
     _try(option, path, path.parent)

@@ -49,6 +49,8 @@ class Answer:
 
 def load(traces: Path, files: Sequence[str]) -> list[Workload]:
     """The workloads: paths, or ``set/workload-1`` inside the trace folder; raises TraceError."""
+    if not traces.is_dir():
+        raise TraceError(f"traces {traces}: there is no such folder; name one with apps/ and workloads/")
     workloads = []
     for name in files:
         inside = traces / "workloads" / (name if name.endswith(".csv") else f"{name}.csv")

@@ -1,6 +1,6 @@
 """What a simulation runs on and how: the cluster, what a restart costs there, and the settings of a run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.errors import TraceError
-from pollux.policy import ALWAYS_APART, HEED_FAIRNESS_P, POLICIES, STUDIED
+from pollux.policy import ALWAYS_APART, HEED_FAIRNESS_P, HEED_SEED, POLICIES, STUDIED
 from pollux.snapshot import DEFAULT_RESTART_S, Node, PolicySettings
 from pollux.traces.application import DEFAULT_TYPE
 from pollux_agent.errors import DocumentError
@@ -150,16 +150,25 @@ def run_settings(
 
 
 def without_effect(
-    policy: PolicySettings, *, p: float | None, avoid_interference: bool | None
+    settings: RunSettings, cluster: ClusterSetup, applications: Collection[str], asked: Collection[str]
 ) -> Iterator[str]:
-    """What was asked for by options that the policy does not know, in words."""
-    if p is not None and policy.name not in HEED_FAIRNESS_P:
-        yield f"--p {p:g} changes nothing: policy {policy.name} has no fairness knob"
-    if avoid_interference is False and policy.name in ALWAYS_APART:
-        yield (
-            f"--no-avoid-interference changes nothing: under {policy.name} no node ever serves two jobs that "
-            "span nodes"
-        )
+    """Which of the options ``asked``, by their flags, change nothing in this run, in words."""
+    policy = settings.policy
+    name = policy.name
+    apart = f"under {name} no node ever serves two jobs that span nodes"
+    causes = {
+        "--p": name not in HEED_FAIRNESS_P and f"policy {name} has no fairness knob",
+        "--seed": name not in HEED_SEED and f"policy {name} draws nothing at random",
+        "--earlier-fits": name in BLIND and f"policy {name} decides without fits",
+        "--no-avoid-interference": name in ALWAYS_APART and apart,
+        "--interference": (name in ALWAYS_APART and apart)
+        or (policy.avoid_interference and "interference is avoided; --no-avoid-interference lets jobs meet"),
+        "--restart-s": cluster.restart_s.keys() >= set(applications)
+        and "the cluster says what a restart of each application costs",
+    }
+    for flag, cause in causes.items():
+        if flag in asked and cause:
+            yield f"{flag} changes nothing: {cause}"
 
 
 def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:

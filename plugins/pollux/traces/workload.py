@@ -7,6 +7,7 @@ from pollux.errors import TraceError
 from pollux.traces.tables import read_table
 
 _MAX_S = 10 * 365 * 86400.0
+_MOST = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,10 @@ def read_workload(path: Path) -> Workload:
         if time > _MAX_S:
             raise TraceError(f"{path}, line {line}: time is {time:g} s; it must be under {_MAX_S:g} s")
         for field, value in (("num_replicas", gpus), ("batch_size", batch)):
-            if value < 1 or value != int(value) or value > 2**31:
+            if value < 1 or value != int(value) or value > _MOST:
                 raise TraceError(
-                    f"{path}, line {line}: {field} is {value:g}; it must be a whole number from 1 up"
+                    f"{path}, line {line}: {field} is {value:.15g}; "
+                    f"it must be a whole number from 1 to {_MOST}"
                 )
         requests[name] = Request(
             name=name, submitted_s=time, application=application, num_gpus=int(gpus), batch_size=int(batch)

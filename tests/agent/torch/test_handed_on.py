@@ -15,6 +15,8 @@ from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
+from pollux_agent.report import ReporterApart
+from pollux_agent.report.prior import Earlier
 from pollux_agent.settings import environment
 from pollux_agent.torch import ElasticJob
 
@@ -58,12 +60,16 @@ def train_after(
     settings = driver.settings(0, mlflow_tracking_uri=uri, mlflow_run_id=runs[1])
     for name, value in environment(settings).items():
         monkeypatch.setenv(name, value)
+    answered, ask = threading.Event(), ReporterApart.ask_for_earlier
+
+    def ask_and_tell(reporter: ReporterApart, give: Callable[[Earlier], None]) -> None:
+        ask(reporter, lambda found: (give(found), answered.set()))  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr(ReporterApart, "ask_for_earlier", ask_and_tell)
     model = linear_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = ElasticJob(model, optimizer, Line(), batch_size=4)
-    for thread in threading.enumerate():
-        if thread.name == "pollux-prior":
-            thread.join(60)
+    assert earlier is None or answered.wait(60)
     for _ in job.epochs(3):
         for inputs, targets, _ in job.loader:
             optimizer.zero_grad()

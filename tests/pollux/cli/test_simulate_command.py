@@ -1,6 +1,7 @@
 """``pollux simulate`` and ``pollux bench reproduce``: results, same bytes, resuming, and clear refusals."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -89,7 +90,7 @@ def test_several_workloads_run_in_processes_of_their_own_with_pictures(
         (["--cluster", ""], ["sia"]),
         (["--cluster", "nowhere.json"], ["nowhere.json", "sia"]),
         (["--gpus-per-node", "10"], ["--gpus-per-node 10"]),
-        (["--traces", "nowhere"], ["application 'bert' is unknown"]),
+        (["--traces", "nowhere"], ["traces nowhere", "no such folder"]),
     ],
 )
 def test_bad_options_end_with_2_and_a_fix(workload: Path, options: list[str], words: list[str]) -> None:
@@ -106,6 +107,8 @@ def test_bad_options_end_with_2_and_a_fix(workload: Path, options: list[str], wo
         ("--out", "set", "name a file in it"),
         ("--out", "/proc/results.json", "name a folder that you may write"),
         ("--out", "timings.json", "name another file"),
+        ("--out", "/", "name a file in it"),
+        ("--out", "/dev/null", "is a device or a pipe"),
         ("--plot", "set/workload-6.csv", "is a file; name a folder"),
         ("--plot", "set/workload-6.csv/plots", "is a file; name a folder"),
         ("--plot", "/proc/plots", "name a folder that you may write"),
@@ -139,8 +142,12 @@ def test_on_a_disk_that_is_full_in_the_end_the_figures_are_still_shown(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--policy", "ours", "--p", "3"], "--p 3 changes nothing: policy ours has no fairness knob"),
+        (["--policy", "ours", "--p", "3"], "--p changes nothing: policy ours has no fairness knob"),
         (["--policy", "sia", "--no-avoid-interference"], "--no-avoid-interference changes nothing"),
+        (["--policy", "sia", "--interference", "0.5"], "--interference changes nothing"),
+        (["--policy", "pollux", "--interference", "0.5"], "--no-avoid-interference lets jobs meet"),
+        (["--policy", "ours", "--seed", "3"], "--seed changes nothing: policy ours draws nothing"),
+        (["--policy", "tiresias", "--earlier-fits"], "--earlier-fits changes nothing"),
         (["--policy", "fifo", "--cluster", "small"], "change nothing beside --cluster small"),
     ],
 )
@@ -150,8 +157,40 @@ def test_options_that_change_nothing_are_said_to(
     done = simulate("--workload", workload, "--out", tmp_path / "results.json", *options)
     assert done.exit_code == 0, done.output
     assert words in done.stderr
-    heeded = simulate("--workload", workload, "--out", tmp_path / "r.json", "--policy", "sia", "--p", "1")
-    assert "changes nothing" not in heeded.stderr
+    out = ["--workload", workload, "--out", tmp_path / "r.json"]
+    for heeded in (
+        ["--policy", "sia", "--p", "1", "--earlier-fits", "--restart-s", "60"],
+        ["--policy", "pollux", "--seed", "3", "--interference", "0.5", "--no-avoid-interference"],
+    ):
+        assert "changes nothing" not in simulate(*out, *heeded).stderr
+
+
+def test_a_restart_whose_cost_the_cluster_knows_is_not_the_option_s(workload: Path, tmp_path: Path) -> None:
+    """Of one application the option still says it."""
+    cluster = {"groups": [{"nodes": 2, "gpus": 4}], "restart_s": {"bert": 40}}
+    for costs, unheard in (({"bert": 40, "deepspeech2": 20}, True), ({"bert": 40}, False)):
+        file = tmp_path / "cluster.json"
+        file.write_text(json.dumps(cluster | {"restart_s": costs}))
+        options = ["--cluster", file, "--restart-s", "900", "--policy", "fifo"]
+        done = CliRunner().invoke(
+            app, ["simulate", *map(str, ["--workload", workload, "--out", tmp_path / "r.json", *options])]
+        )
+        assert done.exit_code == 0, done.output
+        assert ("--restart-s changes nothing" in done.stderr) == unheard
+
+
+@pytest.mark.parametrize("place", ["", "."])
+def test_an_output_without_a_name_is_refused(workload: Path, place: str) -> None:
+    done = simulate("--workload", workload, "--out", place)
+    assert done.exit_code == 2 and "name a file in it" in done.output
+
+
+def test_results_replace_no_pipe(workload: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = simulate("--workload", workload, "--out", pipe)
+    assert done.exit_code == 2 and "is a device or a pipe" in done.output
+    assert pipe.is_fifo()
 
 
 ENDLESS = "name,time,application,num_replicas,batch_size\na,0,bert,1,12\nb,300000000,bert,1,12\n"

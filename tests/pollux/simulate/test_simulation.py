@@ -1,5 +1,6 @@
 """The simulated cycle: time, restarts, interference, and what policies see; nothing is left to chance."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
@@ -251,6 +252,28 @@ def test_what_can_never_run_is_refused(gpus: int, batch: int, policy_name: str, 
         simulation(workload((0.0, "resnet18", gpus, batch)), policy_name)
     for word in words:
         assert word in str(refused.value)
+
+
+def test_the_gpus_asked_for_do_not_matter_to_optimus() -> None:
+    results = [
+        summary(run(workload((0.0, "resnet18", gpus, 128)), "optimus"), uniform(2, 4)) for gpus in (1, 10**6)
+    ]
+    assert results[0]["avg_jct_s"] == results[1]["avg_jct_s"] > 0
+
+
+def test_an_oracle_knows_the_steps_of_a_job_that_was_not_measured_on_the_first_type(tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    shutil.copytree(synthetic_traces(), traces)
+    for app in (traces / "apps").iterdir():
+        for table in app.glob("*.csv"):
+            if not table.name.startswith(("placements", "scalability")):
+                continue
+            for kind in ("a100", "t4") if app.name != "bert" else ("t4",):
+                shutil.copy(table, table.with_name(f"{table.stem}-{kind}.csv"))
+    cluster = ClusterSetup(groups=tuple(NodeGroup(nodes=1, gpus=4, gpu_type=kind) for kind in ("a100", "t4")))
+    jobs = workload((0.0, "bert", 1, 12), (0.0, "deepspeech2", 1, 20))
+    simulation = prepare(Run(traces=traces, workload=jobs, cluster=cluster, settings=settings("optimus")))
+    assert summary(simulation.run(), cluster)["unfinished"] == 0
 
 
 def test_a_fixed_batch_is_split_as_evenly_as_it_comes() -> None:
