@@ -21,8 +21,9 @@ def open_cluster(config: Settings, environ: Mapping[str, str] | None = None) -> 
         return LocalCluster(config.socket)
     from pollux.cluster.k8s import KubeCluster, kube_settings
     from pollux.cluster.k8s.calls import translated
+    from pollux.cluster.k8s.claim import claim_of
     from pollux_agent.driver.kube.api import open_api
 
     kube = kube_settings(environ)
     with translated("connection to Kubernetes"):
-        return KubeCluster(open_api(kube.config, kube.context), kube)
+        return KubeCluster(open_api(kube.config, kube.context), kube, claim=claim_of(config))

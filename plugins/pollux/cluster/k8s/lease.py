@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pollux.cluster.k8s.claim import Claim
 from pollux.cluster.k8s.nodes import unix_s
 from pollux.errors import Conflict
 from pollux_agent.driver.kube.api import KubeApi, KubeError
@@ -26,10 +27,11 @@ class SchedulingLease:
 
     api: KubeApi
     namespace: str
+    claim: Claim | None = None
 
     @contextmanager
     def hold(self, holder: str, ttl: timedelta) -> Iterator[None]:
-        """Hold it; raises Conflict while another holder has it."""
+        """Hold it; raises Conflict while another holder has it, ConfigError where ``claim`` is wrong."""
         self._take(holder, ttl)
         try:
             yield
@@ -58,6 +60,8 @@ class SchedulingLease:
         lease = self._read() or self._create()
         spec = lease.setdefault("spec", {})
         now = self.api.server_unix_s
+        if self.claim is not None:
+            self.claim.note(lease, now)
         other = spec.get("holderIdentity") or ""
         until = unix_s(spec.get("renewTime")) + float(spec.get("leaseDurationSeconds") or 0)
         if other and other != holder and now < until:
