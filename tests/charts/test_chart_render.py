@@ -12,6 +12,7 @@ from helm_runs import CHART, NAMESPACE, TOP, VALUE_SETS, Manifest, named, of_kin
 from pollux.cluster.k8s import kube_settings
 from pollux.doctor.rights import ROLES, Right, rule
 from pollux.metrics import LastCycle, exposition
+from pollux.policy import POLICIES
 from pollux.settings import settings
 
 FULL = VALUE_SETS["a whole installation"]
@@ -81,6 +82,9 @@ def test_the_values_reach_the_settings() -> None:
         pytest.param({"scheduler": {"intervalSeconds": 0}}, "intervalSeconds", id="no interval"),
         pytest.param({"scheduler": {"shadow": "yes"}}, "shadow", id="a word for a truth value"),
         pytest.param({"gpus": {"resources": []}}, "resources", id="no GPU resource"),
+        pytest.param({"settings": {"POLLUX_CLUSTER": "local"}}, "POLLUX_CLUSTER", id="a value's variable"),
+        pytest.param({"scheduler": {"policy": "nonsense"}}, "policy", id="no policy"),
+        pytest.param({"training": {"pod": {"nonsense": 1}}}, "training.pod", id="no pod"),
         pytest.param({"settings": {"PATH": "/evil"}}, "settings", id="somebody else's variable"),
         pytest.param(
             {"airflow": {"serviceAccounts": [{"namespace": "x"}]}}, "name", id="account without name"
@@ -149,6 +153,21 @@ def test_the_pod_of_helm_test_has_every_file_that_its_settings_send_the_doctor_t
     if config.airflow_login is not None:
         volume = mounted[str(config.airflow_login.parent)]
         assert volume["secret"] == {"secretName": values["airflow"]["loginSecret"], "optional": True}
+
+
+def test_no_policy_but_those_that_schedule_is_taken() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["scheduler"]["properties"]["policy"]["enum"] == list(POLICIES)
+
+
+def test_a_variable_that_another_value_sets_is_refused_among_the_settings() -> None:
+    values = {**FULL, "training": {"image": "t:1"}, "driver": {"image": "d:1"}}
+    own = named(render(values), "ConfigMap", "pollux-settings")["data"].keys() - FULL["settings"].keys()
+    template = (CHART / "templates" / "settings.yaml").read_text()
+    assert own == set(re.findall(r"^  ([A-Z_]+):", template, re.MULTILINE)), "all of them are set here"
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    block = helpers.partition('define "pollux.ownSettings"')[2].partition("{{- end")[0]
+    assert set(re.findall(r"[A-Z][A-Z_]+", block)) == own
 
 
 def test_a_service_monitor_needs_the_token() -> None:

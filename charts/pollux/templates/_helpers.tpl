@@ -39,6 +39,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end -}}
 
+{{/* The variables that settings.yaml sets from other values. */}}
+{{- define "pollux.ownSettings" -}}
+{{- print "POLLUX_CLUSTER POLLUX_STATE POLLUX_DEPLOYMENT POLLUX_INTERVAL_S POLLUX_POLICY POLLUX_FAIRNESS_P POLLUX_SHADOW" -}}
+{{- print " POLLUX_KEEP_DECISIONS POLLUX_KUBE_NAMESPACE POLLUX_KUBE_NAMESPACES POLLUX_KUBE_LEASE_NAMESPACE" -}}
+{{- print " POLLUX_KUBE_GPU_RESOURCES POLLUX_KUBE_GPU_TYPE_LABEL POLLUX_KUBE_DRIVER_SERVICE_ACCOUNT" -}}
+{{- print " POLLUX_KUBE_POD_TEMPLATE POLLUX_KUBE_DRIVER_IMAGE POLLUX_KUBE_TOLERATIONS POLLUX_KUBE_JOBS_VOLUME" -}}
+{{- print " MLFLOW_TRACKING_URI POLLUX_MLFLOW_URL POLLUX_AIRFLOW_URL POLLUX_AIRFLOW_LOGIN POLLUX_METRICS_TOKEN" -}}
+{{- end -}}
+
 {{- define "pollux.leaseNamespace" -}}
 {{- default .Release.Namespace .Values.leaseNamespace -}}
 {{- end -}}

@@ -46,7 +46,7 @@ class Claim:
 
 
 def claim_of(config: Settings) -> Claim | None:
-    """That of an Airflow that ends orphans, known by its address, or by its state folder where that address is
+    """That of an Airflow that ends orphans: known by its address, or by its state folder where the address is
     one of this machine alone, whose port changes; None for any other.
     """
     if not config.airflow_url:
