@@ -71,7 +71,13 @@ def simulate(
     from pollux.simulate.files import check_file, check_folder, write_document
     from pollux.simulate.results import mean
     from pollux.simulate.runner import Run, load
-    from pollux.simulate.setup import read_setup, run_settings, uniform, without_effect
+    from pollux.simulate.setup import (
+        read_setup,
+        run_settings,
+        uniform,
+        unknown_applications,
+        without_effect,
+    )
     from pollux.simulate.synthetic import synthetic_traces
     from pollux.snapshot import DEFAULT_RESTART_S, PolicySettings
 
@@ -108,6 +114,7 @@ def simulate(
         notes = [*without_effect(settings, setup, applications, flags)]
         if cluster is not None and (nodes or gpus_per_node):
             notes.append(f"--nodes and --gpus-per-node change nothing beside --cluster {cluster}")
+        notes += unknown_applications(folder, cluster, setup)
         for note in notes:
             typer.echo(f"pollux simulate: {note}", err=True)
         runs = [

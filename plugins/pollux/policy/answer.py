@@ -1,6 +1,6 @@
 """From a choice of options to a decision: placements, what they are worth, and reasons."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from pollux.policy.options import Options
 from pollux.policy.reasons import Facts, explain_facts
 from pollux.policy.tables import Floats, Ints
-from pollux.snapshot import Decision, JobDecision, Snapshot
+from pollux.snapshot import Decision, Job, JobDecision, Snapshot
 
 
 def nothing(snapshot: Snapshot, policy: str) -> Decision:
@@ -57,6 +57,8 @@ def answer(
             factor=factor,
             pinned=present.pinned,
             fitted=options.fitted,
+            at_m0=options.at_m0,
+            gains=[_gains(*each) for each in zip(jobs, placements, strict=True)],
             fair_gpus=options.fair_gpus,
         ),
     )
@@ -77,6 +79,14 @@ def answer(
         },
         state=dict(state),
     )
+
+
+def _gains(job: Job, placement: Mapping[str, int]) -> dict[Hashable, int]:
+    """How many GPUs more a job gets on each node where that changes."""
+    more = {
+        node: placement.get(node, 0) - job.placement.get(node, 0) for node in {**placement, **job.placement}
+    }
+    return {node: gpus for node, gpus in more.items() if gpus}
 
 
 def _figure(value: float) -> float:

@@ -62,7 +62,8 @@ class Options:
     ``width`` is 0 within a node, else the size of the nodes that are taken whole. ``keeps`` marks what the
     job holds now. Rows bound what options take together: option ``entry_option[i]`` takes ``entry_amount[i]``
     of ``limit[entry_row[i]]``. ``fair`` and ``now`` (J) are a job's goodput on its fair share and today,
-    ``fitted`` (J) says whether they are in samples per second.
+    ``fitted`` (J) says whether they are in samples per second, and ``at_m0`` (J) whether they are, but of a
+    training at M0, as nothing is known of the noise. ``fair_gpus`` is a power of two, as configurations are.
     """
 
     hardware: Hardware
@@ -82,6 +83,7 @@ class Options:
     fair_gpus: int
     now: Floats
     fitted: Bools
+    at_m0: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +134,11 @@ def options_of(snapshot: Snapshot, *, padded: bool = False, noise_growth: Floats
     keeps &= (present.nodes[job] == nodes) & (present.gpus[job] == gpus)
     option, rows, amount, limit = _capacity(hardware, kinds, nodes, gpus, width, padded=padded)
     quota = _quotas(snapshot, present, job, gpus, len(limit))
-    fair_gpus = -(-total // num_jobs)
+    fair_gpus = 2 ** int(np.log2(-(-total // num_jobs)))
     fair = np.zeros(num_jobs)
     everyone = np.arange(num_jobs)
     for kind in range(len(hardware.types)):
-        share = np.maximum(2 ** int(np.log2(fair_gpus)), least)
+        share = np.maximum(fair_gpus, least)
         spans = -(-share // max(int(hardware.width[hardware.kind == kind].max(initial=1)), 1))
         replicas = np.maximum(share // units[:, kind], 1)
         fair = np.maximum(fair, goodputs(models, everyone, np.full(num_jobs, kind), spans, replicas))
@@ -165,6 +167,7 @@ def options_of(snapshot: Snapshot, *, padded: bool = False, noise_growth: Floats
         fair_gpus=fair_gpus,
         now=np.where(present.gpus > 0, now, 0.0),
         fitted=models.known,
+        at_m0=models.fitted & ~models.known,
     )
 
 

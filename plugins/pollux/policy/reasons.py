@@ -1,6 +1,7 @@
 """Why a job gets what it gets, in words that its owner understands, with the numbers behind it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from pollux.policy.tables import models_of
 from pollux.snapshot import Job, Snapshot
 
 _UNFITTED = "not fitted yet, so it counts as scaling perfectly"
+_AT_M0 = "its noise scale is not known yet, so it counts as training at its initial batch size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +26,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the sentences tell; arrays (J).
+    """What the sentences tell; arrays (J), and ``gains`` (J), by node how many GPUs more a job gets there.
 
     GPUs ``before`` and ``after``, whether the placement ``moved``, ``speedup_now`` and ``speedup`` against
-    the fair share of ``fair_gpus``, the ``factor`` that a change costs, which jobs are ``pinned``, and which
-    are ``fitted``.
+    the fair share of ``fair_gpus``, the ``factor`` that a change costs, which jobs are ``pinned``, which
+    are ``fitted``, and which of the others count as training ``at_m0``.
     """
 
     before: Ints
@@ -39,12 +41,16 @@ class Facts:
     factor: Floats
     pinned: Bools
     fitted: Bools
+    at_m0: Bools
+    gains: Sequence[Mapping[Hashable, int]]
     fair_gpus: int
 
 
 def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
     """A reason for each job of the snapshot; ``best`` is the decision's matrix (jobs, nodes)."""
     speedup_now, speedup = problem.goodputs(np.stack([problem.present, best])) / problem.fair
+    known = models_of(snapshot.jobs, ("",)).known
+    change = best - problem.present
     return explain_facts(
         snapshot,
         Facts(
@@ -55,7 +61,9 @@ def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
             speedup=speedup,
             factor=problem.factor,
             pinned=problem.pinned,
-            fitted=models_of(snapshot.jobs, ("",)).known,
+            fitted=known,
+            at_m0=np.zeros_like(known),
+            gains=[{int(node): int(each[node]) for node in np.flatnonzero(each)} for each in change],
             fair_gpus=problem.fair_gpus,
         ),
     )
@@ -63,11 +71,16 @@ def explain(snapshot: Snapshot, problem: Problem, best: Ints) -> list[Reason]:
 
 def explain_facts(snapshot: Snapshot, facts: Facts) -> list[Reason]:
     """A reason for each job of the snapshot."""
-    gainers = [job for row, job in enumerate(snapshot.jobs) if facts.after[row] > facts.before[row]]
-    return [_reason(snapshot, facts, row, gainers) for row in range(len(snapshot.jobs))]
+    takers: dict[Hashable, list[int]] = defaultdict(list)
+    for row, gains in enumerate(facts.gains):
+        if sum(gains.values()) > 0:
+            for node, gpus in gains.items():
+                if gpus > 0:
+                    takers[node].append(row)
+    return [_reason(snapshot, facts, row, takers) for row in range(len(snapshot.jobs))]
 
 
-def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> Reason:
+def _reason(snapshot: Snapshot, facts: Facts, row: int, takers: Mapping[Hashable, Sequence[int]]) -> Reason:
     job, moved = snapshot.jobs[row], bool(facts.moved[row])
     before, after = int(facts.before[row]), int(facts.after[row])
     now, then = facts.speedup_now[row], facts.speedup[row]
@@ -81,12 +94,16 @@ def _reason(snapshot: Snapshot, facts: Facts, row: int, gainers: list[Job]) -> R
     if moved and before:
         parts.append(f"for the restart, the change counts at {facts.factor[row]:.2f} of its worth")
     if after < before:
-        parts.append(_beneficiaries(gainers))
+        left = [node for node, gpus in facts.gains[row].items() if gpus < 0]
+        heirs = sorted({heir for node in left for heir in takers.get(node, ())})
+        parts.append(_beneficiaries([snapshot.jobs[heir] for heir in heirs]))
     if facts.pinned[row]:
         parts.append(_pin(job, snapshot.now_unix_s))
     elif 0 < after == job_limit(job) < job.max_gpus:
         parts.append(_limit(job, after))
-    if not fitted:
+    if facts.at_m0[row]:
+        parts.append(_AT_M0)
+    elif not fitted:
         known = any("not fitted yet" in remark for remark in job.remarks)
         parts.append("it counts as scaling perfectly" if known else _UNFITTED)
     parts.extend(job.remarks)
@@ -140,12 +157,11 @@ def _limit(job: Job, gpus: int) -> str:
     return f"{in_gpus(gpus)} is its limit now, twice the most that was seen" if gpus > job.min_gpus else ""
 
 
-def _beneficiaries(gainers: list[Job]) -> str:
-    if not gainers:
-        return ""
-    names = [job.name or job.job_id for job in gainers[:3]]
-    rest = f" and {len(gainers) - 3} more" if len(gainers) > 3 else ""
-    return f"makes room for {', '.join(names)}{rest}"
+def _beneficiaries(heirs: Sequence[Job]) -> str:
+    """The jobs that grow where this one gives up GPUs."""
+    names = [job.name or job.job_id for job in heirs]
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"makes room for {', '.join(names[:3])}{rest}" if names else ""
 
 
 def in_gpus(count: int) -> str:

@@ -77,7 +77,7 @@ def explain_job(snapshot: Snapshot, decision: Decision, job_id: str) -> Explanat
         job_id=job.job_id,
         reason=answer.reason,
         binding=_binding(snapshot, decision, job, options, row),
-        fitted=bool(models_of([job], ("",)).known[0]),
+        fitted=bool(models_of([job], ("",)).fitted[0]),
         goodput_now=answer.goodput_now or _worth(job.placement, (a for a in alternatives if a.now)),
         goodput=answer.goodput or _worth(answer.placement, (a for a in alternatives if a.decided)),
         speedup=answer.speedup,

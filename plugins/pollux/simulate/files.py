@@ -16,7 +16,8 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file; a reader sees the old content or the new. Raises OSError."""
+    """Write a text file, or where a link leads; a reader sees the old content or the new. Raises OSError."""
+    path = path.resolve()
     part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8")

@@ -171,6 +171,16 @@ def without_effect(
             yield f"{flag} changes nothing: {cause}"
 
 
+def unknown_applications(traces: Path, name: str | None, cluster: ClusterSetup) -> Iterator[str]:
+    """What a cluster file says of applications that the trace folder does not have, in words."""
+    if name is None or name in PRESETS:
+        return
+    for field in ("restart_s", "goodput_divisor"):
+        for application in sorted(getattr(cluster, field)):
+            if not (traces / "apps" / application).is_dir():
+                yield f"--cluster {name}: {field} of {application!r} changes nothing: nobody has measured it"
+
+
 def uniform(nodes: int, gpus_per_node: int) -> ClusterSetup:
     """A cluster of equal nodes; raises TraceError through the document's bounds."""
     try:

@@ -144,7 +144,12 @@ def gpu_types(traces: Path) -> frozenset[str]:
 
 
 def _validation(folder: Path) -> dict[str, Floats]:
-    files = {int(match[1]): path for path in folder.iterdir() if (match := _VALIDATION.fullmatch(path.name))}
+    files = {}
+    for path in sorted(folder.glob("validation-*.csv")):
+        match = _VALIDATION.fullmatch(path.name)
+        if match is None:
+            raise TraceError(f"{path}: its name must be validation-M.csv, M a whole number from 1; rename it")
+        files[int(match[1])] = path
     if not files:
         raise TraceError(f"{folder}: there is no validation-M.csv, one for each total batch size M measured")
     columns = ["progress", "iteration", "grad_sqr", "grad_var"]

@@ -111,6 +111,12 @@ def read_step_times(folder: Path, suffix: str, *, whole: bool = True) -> StepTim
     placements["num_replicas"] = [float(sum(shape)) for shape in placements["shape"]]
     other = folder / f"scalability{suffix}.csv"
     scalability = read_table(other, numbers=[*_AT, *_TIMES])
+    for row, nodes, replicas in scalability[_AT[:2]].itertuples():
+        if not 1 <= nodes <= replicas or nodes != int(nodes) or replicas != int(replicas):
+            raise TraceError(
+                f"{other}, line {row + 2}: num_nodes is {nodes:g} and num_replicas {replicas:g}; "
+                "they must be whole numbers from 1, and no more nodes than replicas"
+            )
     for file, table in ((path, placements), (other, scalability)):
         for row, local in table["local_bsz"].items():
             if not 1 <= local <= _MOST_LOCAL or local != int(local):

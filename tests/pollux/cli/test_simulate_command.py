@@ -185,6 +185,25 @@ def test_an_output_without_a_name_is_refused(workload: Path, place: str) -> None
     assert done.exit_code == 2 and "name a file in it" in done.output
 
 
+def test_results_go_where_a_link_leads(workload: Path, tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert simulate("--workload", workload, "--policy", "fifo", "--out", link).exit_code == 0
+    assert link.is_symlink() and json.loads(target.read_text())["workloads"]
+
+
+def test_what_a_cluster_says_of_unknown_applications_is_said_to_change_nothing(
+    workload: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"groups": [{"nodes": 2, "gpus": 4}], "restart_s": {"bret": 5}}))
+    options = ["--workload", workload, "--out", tmp_path / "r.json", "--cluster", file, "--policy", "fifo"]
+    done = CliRunner().invoke(app, ["simulate", *map(str, options)])
+    assert done.exit_code == 0, done.output
+    assert "restart_s of 'bret' changes nothing" in done.stderr
+
+
 def test_results_replace_no_pipe(workload: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -86,6 +86,9 @@ def test_between_measured_placements_times_are_linear_in_nodes_gpus_and_batch(tr
         ("validation-128.csv", "391.0,391", "1e300,391", ["progress is '1e+300'", "at most 1e+30"]),
         ("placements.csv", "44,32,", "44,32.5,", ["line", "local_bsz is 32.5", "a whole number from 1"]),
         ("scalability.csv", "16,64,1024,", "16,64,1e12,", ["local_bsz is 1e+12", "to 1e+09"]),
+        ("scalability.csv", "16,64,1024,", "0,64,1024,", ["line", "num_nodes is 0", "from 1"]),
+        ("scalability.csv", "16,64,1024,", "99,64,1024,", ["num_nodes is 99 and num_replicas 64"]),
+        ("scalability.csv", "16,64,1024,", "16,64.5,1024,", ["num_replicas 64.5", "whole numbers"]),
     ],
 )
 def test_damaged_files_are_refused(traces: Path, file: str, old: str, new: str, words: list[str]) -> None:
@@ -102,6 +105,14 @@ def test_progress_that_does_not_grow_is_refused(traces: Path) -> None:
     for path in (traces / "apps/resnet18").glob("validation-*.csv"):
         path.write_text(path.read_text().replace("391.0,", "9999999.0,", 1))
     with pytest.raises(TraceError, match="grow from row to row"):
+        read(traces)
+
+
+@pytest.mark.parametrize("size", ["0", "0128", "-1", "x", "12345678901"])
+def test_a_validation_file_with_another_name_is_not_left_out(traces: Path, size: str) -> None:
+    file = traces / "apps/resnet18/validation-128.csv"
+    file.rename(file.with_name(f"validation-{size}.csv"))
+    with pytest.raises(TraceError, match=rf"validation-{size}\.csv: its name must be validation-M\.csv"):
         read(traces)
 
 
