@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli import app
-from pollux.cli.opening import DEFAULT_STATE, StateOption
+from pollux.cli.opening import DEFAULT_STATE, StateOption, stack_variables
 
 if TYPE_CHECKING:
     from pollux.doctor import Finding, KubePlan
@@ -92,9 +92,17 @@ def _release(name: str) -> "Release":
 
 
 def _environment(state: Path | None, cluster: str, release: "Release | None") -> dict[str, str]:
-    """Our own variables over those of the release."""
-    environ = {**(release.settings if release else {}), **os.environ}
-    environ["POLLUX_STATE"] = str(state) if state else environ.get("POLLUX_STATE") or DEFAULT_STATE
+    """Our own variables over those of the release, or else of the stack in the state folder."""
+    from pollux.errors import ConfigError, StackError
+
+    folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
+    try:
+        given = release.settings if release else stack_variables(Path(folder))
+    except (ConfigError, StackError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    own = {name: value for name, value in os.environ.items() if value}
+    environ = {**given, **own, "POLLUX_STATE": folder}
     if cluster:
         environ["POLLUX_CLUSTER"] = cluster
     return environ

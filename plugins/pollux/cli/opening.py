@@ -25,15 +25,30 @@ def open_settings(state: Path | None) -> "tuple[Settings, Mapping[str, str]]":
     """
     from pollux.errors import ConfigError, StackError
     from pollux.settings import settings
-    from pollux.stack.record import read_record
 
     try:
         folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
-        record = read_record(Path(folder))
-        of_stack = {**record.plan.settings, "MLFLOW_TRACKING_URI": record.mlflow_url} if record else {}
         own = {name: value for name, value in os.environ.items() if value}
-        environ = {**of_stack, **own, "POLLUX_STATE": folder}
+        environ = {**stack_variables(Path(folder)), **own, "POLLUX_STATE": folder}
         return settings(environ), environ
     except (ConfigError, StackError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+
+
+def stack_variables(state: Path) -> dict[str, str]:
+    """The settings of the stack in that folder, with the addresses of its services; none without a stack.
+
+    Raises ConfigError and StackError where its record cannot be read.
+    """
+    from pollux.stack.record import read_record
+
+    record = read_record(state)
+    if record is None:
+        return {}
+    return {
+        **record.plan.settings,
+        "MLFLOW_TRACKING_URI": record.mlflow_url,
+        "POLLUX_AIRFLOW_URL": record.airflow_url,
+        "POLLUX_AIRFLOW_LOGIN": str(record.login),
+    }

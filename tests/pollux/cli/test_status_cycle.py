@@ -88,6 +88,14 @@ def test_a_stacks_own_cluster_is_the_one_that_is_asked(command: str, on_kubernet
     assert f"no way to a cluster in {on_kubernetes / 'no-kubeconfig'}" in output
 
 
+def test_the_doctor_looks_at_the_stacks_own_services_and_cluster(on_kubernetes: Path) -> None:
+    code, output = run("doctor", "--state", str(on_kubernetes))
+    assert code == 1
+    assert f"no way to a cluster in {on_kubernetes / 'no-kubeconfig'}" in output
+    assert "http://127.0.0.1:15000 does not answer" in output
+    assert f"log-in file {on_kubernetes / 'login.json'}" in output
+
+
 def test_the_environment_of_a_command_wins(on_kubernetes: Path) -> None:
     code, output = run("status", "--state", str(on_kubernetes), POLLUX_CLUSTER="local")
     assert code == 1
