@@ -35,6 +35,7 @@ _PERMISSION_FIX = (
     "group (50000 with training.image) and chmod 2775 it"
 )
 _FOLDER_FIX = "let root make folders in the volume: the kubelet makes one for each job (NFS: no_root_squash)"
+_AGAIN = "see why its node ended it, and run the doctor again"
 _PLACE_FIX = "a pod without GPUs has to find a node: give one to --pod with the tolerations that it needs"
 
 _WRITE = """
@@ -110,7 +111,9 @@ def check_storage(
                 api.delete(pod_path(namespace, f"{name}-{verb}"), grace_s=0)
         node = end.node
         if end.trouble:
-            yield failed("shared storage", f"a pod in {namespace} could not {verb}: {end.trouble}", end.fix)
+            left = f"; folder {name} stays in the volume" if verb == "read" else ""
+            told = f"a pod in {namespace} could not {verb}: {end.trouble}{left}"
+            yield failed("shared storage", told, end.fix)
             return
         left = f"; the empty folder {name} stays in the volume" if "left:" in end.output else ""
         yield ok("shared storage", f"a pod of {namespace} on {node} could {verb} in a job's folder{left}")
@@ -224,7 +227,7 @@ def _failed(pod: Json, node: str, output: str, settings: KubeSettings) -> _End:
     """Why: what the kubelet says of a pod that could not run, else the last line that it printed."""
     said = output.splitlines()[-1][-500:] if output else ""
     if note := end_note(pod):
-        return _End(node=node, trouble=note, fix=_python_fix(settings))
+        return _End(node=node, trouble=note, fix=_python_fix(settings) if "could not run" in note else _AGAIN)
     if "PermissionError" in said:
         return _End(node=node, trouble=said, fix=_PERMISSION_FIX)
     if said and "Error" not in said:
@@ -250,6 +253,8 @@ def _waits_for(status: Json, settings: KubeSettings) -> tuple[str, str]:
                 return said, _FOLDER_FIX
             if "Image" in reason:
                 return said, "name an image that the nodes can pull; --pod takes one with imagePullSecrets"
+            if reason == "CreateContainerConfigError":
+                return said, "correct that in the pod: --pod takes a whole one"
             return said, _VOLUME_FIX if reason == "ContainerCreating" else _python_fix(settings)
     for condition in status.get("conditions") or ():
         if condition.get("status") == "False" and condition.get("message"):

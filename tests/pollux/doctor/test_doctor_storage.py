@@ -88,6 +88,13 @@ DENIED = "Traceback (most recent call last):\n  ...\nPermissionError: [Errno 13]
             waiting("CreateContainerConfigError", "failed to create subPath directory for volumeMount"), None,
             "subPath", "no_root_squash", id="a volume in which the kubelet may make no folder",
         ),
+        pytest.param(
+            waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), None,
+            "runAsNonRoot", "--pod", id="a user that may not be",
+        ),
+        pytest.param(
+            {"phase": "Failed", "reason": "Evicted", "message": "disk"}, "", "Evicted", "again", id="evicted"
+        ),
         pytest.param(waiting("ContainerCreating"), None, "ContainerCreating", "ReadWriteMany", id="no mount"),
         pytest.param(
             {
