@@ -89,7 +89,7 @@ DENIED = "Traceback (most recent call last):\n  ...\nPermissionError: [Errno 13]
             "subPath", "no_root_squash", id="a volume in which the kubelet may make no folder",
         ),
         pytest.param(
-            waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"), None,
+            waiting("CreateContainerConfigError", "container has runAsNonRoot, image runs as root"), None,
             "runAsNonRoot", "--pod", id="a user that may not be",
         ),
         pytest.param(
