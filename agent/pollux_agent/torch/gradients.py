@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 
 from pollux_agent.errors import LoopError
 from pollux_agent.torch.agreement import Mailbox, running_statistics, share_from_rank_0, split_double
-from pollux_agent.torch.flat import all_finite, by_kind, pack
+from pollux_agent.torch.flat import all_finite, by_kind
 from pollux_agent.torch.noise import NoiseScale
 from pollux_agent.torch.precondition import Preconditioner
-from pollux_agent.torch.probe import Gradient, Measured, NoiseProbe
+from pollux_agent.torch.probe import Measured, NoiseProbe
 from pollux_agent.torch.reducer import GradientReducer, See
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _QUIET, _ARMED, _BACKWARD, _FINISHED = range(4)
 """Outside a micro-batch; in one, before its backward; within backward; the step's gradient is averaged."""
 _NUM_FIGURES = 4
+_CACHED = 2**16
+"""Elements of a piece of a gradient that stays in a core's cache beside P."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,20 +303,10 @@ class GradientSync:
                 self._probe.see_mean(self._reducer.flats)
             self._finite = all_finite(self._reducer.flats)
         elif self._probe.wants_gradient:
-            gradient = self._single_gradient()
-            if self._mailbox.late:
-                self._finite = all_finite(gradient.flats)
-            self._probe.see_single(self._params, self._groups, gradient)
+            flats = self._probe.see_single([param.grad for param in self._params])
+            if self._mailbox.late and flats:
+                self._finite = all_finite(flats)
         self._phase = _FINISHED
-
-    def _single_gradient(self) -> Gradient:
-        flats = self._probe.room(self._params, self._groups)
-        for group, flat in zip(self._groups, flats, strict=True):
-            own = [self._params[number] for number in group]
-            pack(flat, own, [param.grad for param in own])
-        return Gradient(
-            params=self._params, flats=flats, used=[param.grad is not None for param in self._params]
-        )
 
     def _follow_frozen(self) -> None:
         """Parameters may be frozen and unfrozen between steps, on all ranks alike."""
@@ -326,7 +318,7 @@ class GradientSync:
             raise LoopError("no parameter of the model or its optimizers requires a gradient; unfreeze some")
         self._set_hooks(())
         self._trained, self._params, self._reducer = trained, params, None
-        self._groups, self._canary = by_kind(params), _canary(params, range(len(params)))
+        self._groups, self._canary = _groups(params), _canary(params, range(len(params)))
 
     def _set_hooks(self, wanted: Sequence[int]) -> None:
         """Have the gradients of these parameters announced, and no others."""
@@ -353,6 +345,24 @@ class GradientSync:
                 return _original(*args, **kwargs)
 
             setattr(scaler, name, call)
+
+
+def _groups(params: Sequence[Tensor]) -> list[list[int]]:
+    """Parameters whose gradient is measured in one piece where it is the step's only one: those of a kind.
+
+    On a CPU a piece ends where its cache does; elsewhere each call of a kernel costs more than memory.
+    """
+    groups: list[list[int]] = []
+    for kind in by_kind(params):
+        most = _CACHED if params[kind[0]].device.type == "cpu" else math.inf
+        size = 0
+        for number in kind:
+            size += params[number].numel()
+            if size > most or number == kind[0]:
+                groups.append([])
+                size = params[number].numel()
+            groups[-1].append(number)
+    return groups
 
 
 def _canary(params: Sequence[Tensor], numbers: Sequence[int]) -> int:

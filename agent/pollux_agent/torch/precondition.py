@@ -228,12 +228,11 @@ class Metric:
         """Whether it was made for these very parameters, laid out like this."""
         return params is self._params and groups == self._groups
 
-    def weigh(self, flats: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Make P x of each x in place."""
-        for flat, scale in zip(flats, self._scales, strict=True):
-            if scale is not None:
-                flat.mul_(scale)
-        return flats
+    def weigh(self, group: int, flat: Tensor) -> None:
+        """Make P x of one group's x in place."""
+        scale = self._scales[group]
+        if scale is not None:
+            flat.mul_(scale)
 
     def weighed(self, group: int, flat: Tensor) -> Tensor:
         """P x of one group, until it is asked for the next one of that group.

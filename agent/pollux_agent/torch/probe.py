@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pollux_agent.torch.flat import dot, views_of, wide
+from pollux_agent.torch.flat import dot, pack, views_of, wide
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
 from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner, total
 
@@ -25,23 +25,26 @@ _SPARES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
-    """One step's gradient, unscaled: flat tensors, and which of ``params`` have one."""
+class _Weighed:
+    """P x of a gradient, unscaled: a flat tensor a group, and which parameters have one.
 
-    params: Sequence[Tensor]
+    ``sqr`` is |P x|^2, and ``product`` that with the gradient that was beside it, 0 without one.
+    """
+
     flats: Sequence[Tensor]
     used: Sequence[bool]
+    metric: Metric
+    sqr: Tensor | float
+    product: Tensor | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    """A gradient as ``metric`` weighs it; ``sqr`` is its squared norm if that is known."""
+    """The gradient of a step, for the next one."""
 
     step: int
     num_samples: int
-    gradient: Gradient
-    metric: Metric
-    sqr: Tensor | float | None = None
+    weighed: _Weighed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,9 @@ class NoiseProbe:
         self._measures = self._remembers = False
         self._remembered: _Remembered | None = None
         self._remembering: _Remembered | None = None
-        self._spares: list[Gradient] = []
+        self._params: Sequence[Tensor] = ()
+        self._groups: Sequence[Sequence[int]] = ()
+        self._spares: list[Sequence[Tensor]] = []
         self._inverse_scale = 1.0
         self._count: float = 0.0
         self._weighted: Tensor | float = 0.0
@@ -91,7 +96,14 @@ class NoiseProbe:
         self._count = self._weighted = self._mean = 0.0
         self._remembering = None
         before = self._remembered
-        pairs = before is not None and before.step == self._step - 1 and before.metric.fits(params, groups)
+        if params is not self._params or groups != self._groups:
+            self._params, self._groups = params, groups
+            self._spares.clear()
+        pairs = (
+            before is not None
+            and before.step == self._step - 1
+            and before.weighed.metric.fits(params, groups)
+        )
         self._remembers = not several and self._due(self._step + 1)
         self._measures = self._due(self._step) and (several or pairs)
         if not (self._measures or self._remembers):
@@ -137,57 +149,19 @@ class NoiseProbe:
         if self._metric is not None:
             self._mean = self._metric.norm(flats)
 
-    def room(self, params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> Sequence[Tensor]:
-        """A flat tensor for each group of a gradient, wide enough for squares, for :meth:`see_single`.
-
-        On a CPU those of a gradient that is done with: the first touch of new memory costs more than a copy.
-        """
-        while self._spares:
-            spare = self._spares.pop()
-            if spare.params is params:
-                return spare.flats
-        return [
-            torch.empty(
-                sum(params[number].numel() for number in group),
-                dtype=wide(params[group[0]].dtype),
-                device=params[group[0]].device,
-            )
-            for group in groups
-        ]
-
-    def see_single(
-        self, params: Sequence[Tensor], groups: Sequence[Sequence[int]], gradient: Gradient
-    ) -> None:
-        """The only gradient of the step; its tensors are the probe's from here on."""
-        if self._inverse_scale != 1.0:
-            for flat in gradient.flats:
-                flat.mul_(self._inverse_scale)
-        before, sqr, flats = self._remembered, None, gradient.flats
+    def see_single(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        """The only gradient of the step, by parameter; gives it as it was weighed, flat."""
+        before, weighed = self._remembered, None
         if self._measures and before is not None:
-            if self._remembers and before.metric is not self._metric:
-                weighed: Sequence[Tensor] = [before.metric.weighed(*pair) for pair in enumerate(flats)]
-            else:
-                weighed = before.metric.weigh(flats)
-            if before.gradient.used == gradient.used:
-                sqr = self._see_pair(before.num_samples, before.gradient.flats, weighed, before.sqr)
-            else:
-                shared = [one and two for one, two in zip(before.gradient.used, gradient.used, strict=True)]
-                first = _only(before.gradient.flats, shared, params, groups)
-                self._see_pair(before.num_samples, first, _only(weighed, shared, params, groups))
-            if weighed is not flats:
-                sqr = None
-        if not self._remembers or self._metric is None:
-            self._done_with(gradient)
-            return
-        if not self._measures or before is None or before.metric is not self._metric:
-            self._metric.weigh(flats)
-        self._remembering = _Remembered(
-            step=self._step,
-            num_samples=self._step_samples,
-            gradient=gradient,
-            metric=self._metric,
-            sqr=sqr,
-        )
+            weighed = self._weigh(before.weighed.metric, gradients, beside=before.weighed)
+            self._see_pair(before.num_samples, before.weighed, weighed)
+        if self._remembers and self._metric is not None:
+            if weighed is None or weighed.metric is not self._metric:
+                weighed = self._weigh(self._metric, gradients)
+            self._remembering = _Remembered(step=self._step, num_samples=self._step_samples, weighed=weighed)
+        elif weighed is not None:
+            self._done_with(weighed)
+        return () if weighed is None else weighed.flats
 
     def measured(self, *, several: bool) -> Measured | None:
         """What the step's figures are about, None if it gives none."""
@@ -201,7 +175,7 @@ class NoiseProbe:
     def finish_step(self) -> None:
         """The step counts; the next one begins."""
         if self._remembered is not None:
-            self._done_with(self._remembered.gradient)
+            self._done_with(self._remembered.weighed)
         self._remembered, self._remembering = self._remembering, None
         self._measures = self._remembers = False
         self._step += 1
@@ -235,9 +209,41 @@ class NoiseProbe:
         self._remembered = self._metric = None
         self.abandon_step()
 
-    def _done_with(self, gradient: Gradient) -> None:
-        if len(self._spares) < _SPARES and all(flat.device.type == "cpu" for flat in gradient.flats):
-            self._spares.append(gradient)
+    def _weigh(
+        self, metric: Metric, gradients: Sequence[Tensor | None], beside: _Weighed | None = None
+    ) -> _Weighed:
+        """P x, group by group: what is copied is weighed and multiplied while it is in the cache."""
+        flats = self._room()
+        squares, products = [], []
+        for number, (flat, group) in enumerate(zip(flats, self._groups, strict=True)):
+            pack(flat, [self._params[each] for each in group], [gradients[each] for each in group])
+            if self._inverse_scale != 1.0:
+                flat.mul_(self._inverse_scale)
+            metric.weigh(number, flat)
+            squares.append(dot(flat, flat))
+            if beside is not None:
+                products.append(dot(beside.flats[number], flat))
+        used = [gradient is not None for gradient in gradients]
+        return _Weighed(flats=flats, used=used, metric=metric, sqr=_sum(squares), product=_sum(products))
+
+    def _room(self) -> Sequence[Tensor]:
+        """A flat tensor for each group, wide enough for squares.
+
+        On a CPU those of a gradient that is done with: the first touch of new memory costs more than a copy.
+        """
+        if self._spares:
+            return self._spares.pop()
+        kinds = [self._params[group[0]] for group in self._groups]
+        sizes = [sum(self._params[number].numel() for number in group) for group in self._groups]
+        return [
+            torch.empty(size, dtype=wide(kind.dtype), device=kind.device)
+            for size, kind in zip(sizes, kinds, strict=True)
+        ]
+
+    def _done_with(self, weighed: _Weighed) -> None:
+        fits = weighed.metric.fits(self._params, self._groups)
+        if fits and len(self._spares) < _SPARES and all(flat.device.type == "cpu" for flat in weighed.flats):
+            self._spares.append(weighed.flats)
 
     def _due(self, step: int) -> bool:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0
@@ -250,44 +256,38 @@ class NoiseProbe:
             self._metric_step = self._step
         return metric
 
-    def _see_pair(
-        self,
-        one: int,
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
-        first_sqr: Tensor | float | None = None,
-    ) -> Tensor | float:
+    def _see_pair(self, one: int, first: _Weighed, second: _Weighed) -> None:
         """Consecutive gradients, of ``one`` and of this step's samples, as two micro-batches of one step.
 
-        sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. Gives |x_2|^2.
+        sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. A parameter
+        that one of them lacks is left out.
         """
         two = self._step_samples
-        if first_sqr is None:
-            first_sqr = _number([dot(flat, flat) for flat in first])
-        second_sqr = _number([dot(flat, flat) for flat in second])
-        product = _number([dot(*pair) for pair in zip(first, second, strict=True)])
+        first_sqr, second_sqr = first.sqr, second.sqr
+        if first.used != second.used:
+            shared = [both == (True, True) for both in zip(first.used, second.used, strict=True)]
+            first_sqr, second_sqr = (self._sqr_of(each.flats, shared) for each in (first, second))
         self._count = 2.0
         self._weighted = one * first_sqr + two * second_sqr
-        self._mean = (one * one * first_sqr + 2 * one * two * product + two * two * second_sqr) / (
+        self._mean = (one * one * first_sqr + 2 * one * two * second.product + two * two * second_sqr) / (
             one + two
         ) ** 2
-        return second_sqr
+
+    def _sqr_of(self, flats: Sequence[Tensor], kept: Sequence[bool]) -> Tensor | float:
+        """|P x|^2 over the parameters ``kept``."""
+        squares = []
+        for flat, group in zip(flats, self._groups, strict=True):
+            views = views_of(flat, [self._params[number] for number in group])
+            squares += [
+                dot(view.reshape(-1), view.reshape(-1))
+                for number, view in zip(group, views, strict=True)
+                if kept[number]
+            ]
+        return _sum(squares)
 
 
-def _number(parts: Sequence[Tensor]) -> Tensor | float:
-    """Their sum; a plain number on a CPU, where nobody waits for it and the arithmetic is quicker."""
+def _sum(parts: Sequence[Tensor]) -> Tensor | float:
+    """A plain number on a CPU, where nobody waits for it and the arithmetic is quicker."""
     if all(part.device.type == "cpu" for part in parts):
         return sum(part.item() for part in parts)
     return total(parts)
-
-
-def _only(
-    flats: Sequence[Tensor], kept: Sequence[bool], params: Sequence[Tensor], groups: Sequence[Sequence[int]]
-) -> Sequence[Tensor]:
-    """A flat gradient with zeros for all parameters but those ``kept``."""
-    flats = [flat.clone() for flat in flats]
-    for flat, group in zip(flats, groups, strict=True):
-        for number, view in zip(group, views_of(flat, [params[number] for number in group]), strict=True):
-            if not kept[number]:
-                view.zero_()
-    return flats
