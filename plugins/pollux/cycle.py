@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pollux.act import Act, ActionOutcome
 from pollux.cluster.base import MAX_LEASE, Cluster, ClusterView
+from pollux.cluster.numbers import next_number
 from pollux.errors import ClusterUnavailable, Conflict, StoreError, StoreUnavailable
 from pollux.estimators import with_estimates
 from pollux.figures import decision_figures, realised_figures, realised_goodput
@@ -100,7 +101,9 @@ def _cycle(
 ) -> CycleResult:
     watch = _Watch()
     with watch.step("observe"):  # 1
-        number, view, reports = observe_both(cluster, store, shadow=settings.shadow)
+        number, view, reports = observe_both(
+            cluster, store, above=records.last_number(), shadow=settings.shadow
+        )
         if settings.shadow:
             number = _shadow_number(view, records)
             known, left_out = seen_records(view, reports, settings)
@@ -140,22 +143,21 @@ def _cycle(
 
 
 def observe_both(
-    cluster: Cluster, store: ModelStore, *, shadow: bool = False
+    cluster: Cluster, store: ModelStore, *, above: int = 0, shadow: bool = False
 ) -> tuple[int, ClusterView, Mapping[str, JobRecord]]:
-    """The decision's number (0 for a shadow, which takes none), the cluster, and meanwhile the store's
-    reports; where both fail the cluster's error is raised.
+    """The decision's number, above ``above`` (0 for a shadow, which takes none), the cluster, and meanwhile
+    the store's reports; where both fail the cluster's error is raised.
     """
     with ThreadPoolExecutor(1, "pollux-store") as beside:
         reports = beside.submit(store.reports)
-        number = 0 if shadow else cluster.next_decision()
+        number = 0 if shadow else cluster.next_decision(above)
         view = cluster.observe()
     return number, view, reports.result()
 
 
 def _shadow_number(view: ClusterView, records: Records) -> int:
     """Above every number on a job and every decision recorded here."""
-    newest = records.newest_decision()
-    return 1 + max([newest.decision if newest else 0, *(job.allocation.decision for job in view.jobs)])
+    return next_number(None, [records.last_number(), *(job.allocation.decision for job in view.jobs)])
 
 
 def _record(

@@ -10,6 +10,7 @@ from pollux.errors import (
     ClusterUnavailable,
     DriverLost,
     PolluxError,
+    Refused,
     StoreError,
     StoreUnavailable,
     UnknownJob,
@@ -92,7 +93,7 @@ def close_ended_runs(
             continue
         try:
             job = cluster.job(job_id)
-        except DriverLost:
+        except (DriverLost, Refused):
             continue
         except UnknownJob:
             unknown.append(job_id)

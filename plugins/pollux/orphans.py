@@ -6,13 +6,16 @@ in a row saw its task in no state that leads back to it.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pollux.airflow_api import AirflowApi, TaskInstance
 from pollux.cluster.base import ClusterJob, JobControl, JobIdentity
-from pollux.errors import ClusterUnavailable, UnknownJob
+from pollux.errors import ClusterError
 from pollux_agent.records import write_atomic
+
+logger = logging.getLogger(__name__)
 
 ALIVE_STATES = frozenset(
     {
@@ -90,7 +93,8 @@ def end_orphans(
     for job_id, state in seen_twice(suspects(jobs, state_of, deployment), memory).items():
         try:
             control.stop(job_id, "orphan")
-        except (UnknownJob, ClusterUnavailable):
+        except ClusterError as error:
+            logger.warning("Orphan %s could not be ended, the next cycle tries again: %s", job_id, error)
             continue
         ended[job_id] = f"its task is {state}, seen so in two cycles"
     return ended

@@ -11,7 +11,6 @@ All folders are kept unless a number to keep is set.
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,8 @@ from pollux.errors import PolluxError, SnapshotError
 from pollux.plan import Action
 from pollux.snapshot import Decision
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import decode, to_plain
+from pollux_agent.protocol import decode, read_decision, to_plain
 from pollux_agent.records import write_atomic
-
-_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Records:
@@ -56,6 +53,10 @@ class Records:
                 return decode(Decision, path.read_bytes())
         return None
 
+    def last_number(self) -> int:
+        """The largest number of a decision recorded here, 0 before the first."""
+        return max(self._numbers(), default=0)
+
     def newest_result(self) -> Path | None:
         """The folder of the newest decision whose cycle ran to its end, None before the first."""
         for number in reversed(self._numbers()):
@@ -74,7 +75,8 @@ class Records:
     def _numbers(self) -> list[int]:
         if not self._root.is_dir():
             return []
-        return sorted(int(path.name) for path in self._root.iterdir() if _NUMBER.fullmatch(path.name))
+        found = (read_decision(path.name) for path in self._root.iterdir())
+        return sorted(number for number in found if number is not None)
 
 
 def to_json(plain: Mapping[str, Any]) -> str:

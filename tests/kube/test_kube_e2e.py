@@ -20,6 +20,7 @@ from side_by_side import Act, SideBySide, chosen, side_by_side
 from stack_services import frozen, kill_services
 
 from pollux.store.runs import JOB_TAG
+from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
 from pollux_agent.protocol import JobFolder
@@ -213,7 +214,35 @@ def a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try(stack: Kube
     assert [event.step for event in events if event.event == "resume"] > [0], "from its checkpoint"
 
 
+def garbage_on_a_jobs_pod_costs_its_task_no_try_and_no_other_its_cycle(
+    stack: KubeStack, train: Train
+) -> None:
+    """Written so often that the trigger and a cycle see it, whatever the driver puts back meanwhile."""
+    training = train("scribbled-on")
+    first = training.wait(training.runs_on(1), "it runs")
+    training.wait(lambda job, task: task.state == "deferred", "its task is deferred")
+    names = (doc.ALLOCATION, doc.DECISION, doc.SPEC, doc.IDENTITY, doc.STATE)
+    garbage = {"metadata": {"annotations": dict.fromkeys(names, "{garbage")}}
+
+    cycles = lambda: len(list((stack.state / "decisions").glob("*/result.json")))  # noqa: E731
+    before = cycles()
+
+    def seen() -> bool:
+        stack.kube.api.patch(pod_path(stack.namespace, first.job_id), garbage)
+        return "cannot be read" in training.log() and cycles() >= before + 2
+
+    awaited(seen, timeout_s=240)
+    again = training.wait(
+        lambda job, task: task.state == "deferred" and training.runs_on(1)(job, task), "it goes on"
+    )
+    assert again.status.incarnation == first.status.incarnation
+    (stack.jobs / again.job_id / "stop").touch()
+    training.wait(lambda job, task: task.state == "success", "it is done")
+    assert training.task.try_number == 1
+
+
 ALONE = (
+    garbage_on_a_jobs_pod_costs_its_task_no_try_and_no_other_its_cycle,
     a_driver_pod_that_somebody_deletes_is_made_again_in_the_same_try,
     a_task_that_waits_itself_and_is_ended_never_succeeds_and_its_retry_resumes,
     a_persons_acts_on_the_task_reach_the_job,

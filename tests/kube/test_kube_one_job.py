@@ -12,8 +12,10 @@ from kube_nodes import TestKube, awaited, host_pod
 from side_by_side import Act, SideBySide, chosen, side_by_side
 
 from pollux.errors import UnknownJob
+from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.kube.api import pod_path
 from pollux_agent.driver.kube.documents import JOB_DIR
+from pollux_agent.driver.kube.notes import READERS
 from pollux_agent.protocol import JobFolder
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900)]
@@ -186,7 +188,33 @@ def a_pod_of_somebody_else_with_a_workers_name_stays_and_the_job_says_so_and_goe
     site.kube.api.delete(path, grace_s=0)
 
 
+def what_somebody_breaks_of_a_jobs_pod_is_put_back_and_its_training_goes_on(site: Site) -> None:
+    """All at once, and one by one what the others are read with."""
+    job = site.start()
+    given = job.give({"node-0": 1})
+    first = job.runs_on({"node-0": 1}).status
+    path = pod_path(SPACE, job.id)
+    sound = site.kube.api.get(path)
+    kept = {name: doc.annotations(sound)[name] for name in READERS if name != doc.STATE}
+    everything = dict.fromkeys(READERS, "{garbage")
+    ours = {name: text for name, text in doc.labels(sound).items() if name.startswith(doc.PREFIX)}
+    for notes, labels in [
+        (everything, {}),
+        ({doc.ALLOCATION: None, doc.SPEC: None}, {}),
+        ({doc.DECISION: "999999999999999999999"}, {doc.ROLE: None, doc.JOB: "other"}),
+    ]:
+        site.kube.api.patch(path, {"metadata": {"annotations": notes, "labels": labels}})
+        awaited(lambda: doc.annotations(site.kube.api.get(path)), lambda now: now | kept == now, 30)
+        awaited(lambda: doc.labels(site.kube.api.get(path)), lambda now: now | ours == now, 30)
+    now = awaited(lambda: job.now, lambda now: now.status.phase == "running", 30)
+    assert (now.allocation.decision, now.status.incarnation) == (given, first.incarnation)
+    assert "put back" in "\n".join(job.cluster.logs(job.id).lines)
+    job.give({"node-1": 1})
+    job.runs_on({"node-1": 1}, above=first.incarnation)
+
+
 ACTS = (
+    what_somebody_breaks_of_a_jobs_pod_is_put_back_and_its_training_goes_on,
     a_worker_that_runs_out_of_memory_comes_back_and_the_log_says_why,
     a_clock_that_jumps_costs_a_job_nothing,
     a_pod_of_somebody_else_with_a_workers_name_stays_and_the_job_says_so_and_goes_round_it,

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from pollux_agent.protocol import DOCUMENT_CONFIG, Outcome, Placement
+from pollux_agent.protocol import DOCUMENT_CONFIG, DecisionNumber, Outcome, Placement
 
 Phase = Literal["waiting", "starting", "running", "stopping", "done", "failed", "ended"]
 StopReason = Literal["failed", "success", "clear", "orphan"]
 
-Count = Annotated[int, Field(ge=0, strict=True)]
-Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+Seconds = Annotated[float, Field(ge=0, le=1e18)]
 
 _MOST_UNCOUNTED_S = 300.0
 """A driver counts every few seconds, and tells its cluster every minute."""
@@ -36,7 +36,7 @@ class DriverState:
     message: str = ""
     incarnation: Count = 0
     placement: Placement = Field(default_factory=dict)
-    acted_decision: Count = 0
+    acted_decision: DecisionNumber = 0
     counted_unix_s: float | None = None
     signal_unix_s: float | None = None
     downtime_s: Seconds | None = None

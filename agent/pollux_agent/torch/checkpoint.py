@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedIOBase
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -48,6 +49,7 @@ class CheckpointStore:
     def __init__(self, place: Place | Path | str, *, since: int = 0) -> None:
         self.place = open_place(place) if isinstance(place, Path | str) else place
         self._since, self._incarnation, self._fenced_off = since, 0, False
+        self._skipped: frozenset[str] = frozenset()
 
     @property
     def incarnation(self) -> int:
@@ -79,8 +81,10 @@ class CheckpointStore:
         return incarnation
 
     def save(self, state: Mapping[str, Any], *, step: int) -> str:
-        """Write one checkpoint, drop all but the newest two, and give its name; a folder that was deleted is
-        made again.
+        """Write one checkpoint and give its name; a folder that was deleted is made again.
+
+        Once there are two that can be gone on from, which newer ones than what was loaded could not be, all
+        others are dropped.
 
         Raises FencedError if a newer incarnation has begun, and CheckpointError if the place refuses; the
         newest of the earlier checkpoints is untouched then, and nothing of this one is left.
@@ -94,8 +98,11 @@ class CheckpointStore:
                 return name
             self._publish(name, state)
             self.check_fence()
-            for old in self._all()[KEPT:]:
-                self.place.remove(old)
+            there = self._all()
+            kept = [each for each in there if each not in self._skipped][:KEPT]
+            for old in there if len(kept) == KEPT else ():
+                if old not in kept:
+                    self.place.remove(old)
         except (OSError, RuntimeError) as error:
             full = "; free some space there" if is_full(error) else ""
             raise CheckpointError(f"cannot write {name} to {self.place}: {error}{full}") from error
@@ -124,6 +131,7 @@ class CheckpointStore:
             if problem is not None:
                 raise CheckpointError(f"{name} in {self.place}: {problem}")
             state: dict[str, Any] = read_state(self.place.fetch(f"{name}/{STATE}"), map_location=map_location)
+            self._skipped = frozenset(takewhile(lambda newer: newer != name, self.names()))
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{name} in {self.place} holds more than tensors and plain values, which is not safe to "

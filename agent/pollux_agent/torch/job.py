@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
-from pollux_agent.errors import DocumentError
+from pollux_agent.errors import DocumentError, LoopError
 from pollux_agent.model.fit import ThroughputModel
 from pollux_agent.model.throughput import StepTimes
 from pollux_agent.protocol import ScalingRule as RuleName
@@ -236,6 +236,7 @@ class ElasticJob:
             ),
         )
         self.complete = False
+        self._loops = 0
         if _current is None:
             atexit.register(_last_words, os.getpid())
         _current = self
@@ -355,7 +356,8 @@ class ElasticJob:
         One statistical epoch is as much progress as one pass makes at M0, so larger batches take more
         passes, and the last one may end early. Gives the number of the pass. At the end the job is complete.
         A job that was complete goes on from where it ended if it is now asked for more epochs.
-        Raises DocumentError for no epoch at all, TypeError for what is no number.
+        Raises DocumentError for no epoch at all, TypeError for what is no number, and LoopError where another
+        loop over epochs has begun within this one.
         """
         if isinstance(num_epochs, bool) or not isinstance(num_epochs, Real):
             raise TypeError(f"epochs is {num_epochs!r}; give a number of epochs, above 0")
@@ -364,6 +366,8 @@ class ElasticJob:
         position, training = self._position, self._training
         wanted = self._config.epochs or num_epochs
         training.target = self._steps_of(wanted)
+        self._loops += 1
+        loop = self._loops
         if not (training.finished and position.closed):
             training.reopen()
             self.complete = False
@@ -371,6 +375,11 @@ class ElasticJob:
                 if position.closed and position.ended:
                     position.next_epoch()
                 yield position.epoch
+                if loop != self._loops:
+                    raise LoopError(
+                        "a loop over job.epochs() began within another one; have one, with the loop over "
+                        "job.loader in it"
+                    )
                 training.target = self._steps_of(wanted)
                 training.close()
                 if training.finished:

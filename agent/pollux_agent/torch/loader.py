@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from pollux_agent.errors import DocumentError
+from pollux_agent.errors import DocumentError, LoopError
 from pollux_agent.torch.sampler import BatchPlan, ElasticSampler, MicroBatch, Position
 from pollux_agent.torch.stream import Read, StreamPosition, StreamReader
 
@@ -90,6 +90,7 @@ class _Loader:
     ) -> None:
         self._position, self._steps = position, steps
         self._rank, self._num_replicas, self._options = rank, num_replicas, options
+        self._passes = 0
 
     def __len__(self) -> int:
         plan, total = self._steps.plan, self._position.num_samples
@@ -99,6 +100,8 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._steps.begin_pass()
+        self._passes += 1
+        own = self._passes
         going = not self._steps.finished
         while going and not self._position.ended:
             plan = self._steps.plan
@@ -109,8 +112,13 @@ class _Loader:
                     yield batch
                     ended = True
                 finally:
-                    if not ended:
+                    if not ended and own == self._passes:
                         self._leave(micro, state)
+                if own != self._passes:
+                    raise LoopError(
+                        "a loop over job.loader began within another one; read evaluation data, or the "
+                        "training data again, with a DataLoader of your own"
+                    )
                 if micro.last:
                     self._advance(micro, state)
                 going = self._steps.end()

@@ -57,9 +57,10 @@ def figure(name: str, value: object) -> float:
     try:
         if not isinstance(value, str):
             return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
-    raise DocumentError(f"log: {name} is {value!r}; give a number, or a tensor of one element")
+    shown = "beyond what a float holds" if isinstance(value, int) else f"{value!r}"[:200]
+    raise DocumentError(f"log: {name} is {shown}; give a number, or a tensor of one element")
 
 
 class Telemetry:

@@ -70,6 +70,6 @@ def check_settings(settings: WorkerSettings | None) -> WorkerSettings:
             "name one of its nodes"
         )
     address, _, port = settings.rendezvous.rpartition(":")
-    if not address or not port.isdigit():
+    if not address or not port.isdecimal():
         raise DocumentError(f"POLLUX_RENDEZVOUS: no address:port (got {settings.rendezvous!r})")
     return settings

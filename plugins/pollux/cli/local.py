@@ -231,7 +231,7 @@ def _placement(text: str) -> dict[str, int]:
     placement = {}
     for part in filter(None, text.split(",")):
         node, _, gpus = part.partition("=")
-        if not gpus.isdigit() or int(gpus) < 1:
+        if not gpus.isdecimal() or int(gpus) < 1:
             raise ConfigError(f"placement: {part!r} is no NODE=GPUS with GPUs of 1 or more")
         placement[node] = int(gpus)
     return placement

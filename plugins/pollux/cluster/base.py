@@ -9,29 +9,26 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.snapshot import Node
-from pollux_agent.protocol import DOCUMENT_CONFIG, Allocation, JobSpec, Outcome, Placement
+from pollux_agent.protocol import (
+    DOCUMENT_CONFIG,
+    Allocation,
+    DecisionNumber,
+    JobSpec,
+    Outcome,
+    Placement,
+)
+from pollux_agent.protocol import JobIdentity as JobIdentity
 
 Phase = Literal["waiting", "starting", "running", "stopping", "done", "failed", "ended"]
 """waiting: holds nothing; ended: stopped by a person; done, failed and ended are final."""
 
 StopReason = Literal["failed", "success", "clear", "orphan"]
-Count = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 MAX_LEASE = timedelta(hours=1)
 """No cluster gives its lease for longer, so that a dead scheduler does not keep others out for ever."""
 
 FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
-class JobIdentity:
-    """Which task instance a job belongs to, whatever the try. ``map_index`` is -1 for an unmapped task."""
-
-    deployment: str
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -46,7 +43,7 @@ class JobStatus:
     phase: Phase = "waiting"
     incarnation: Count = 0
     held: Placement = Field(default_factory=dict)
-    acted_decision: Count = 0
+    acted_decision: DecisionNumber = 0
     since_unix_s: float = 0.0
     message: str = ""
     outcome: Outcome | None = None
@@ -93,8 +90,10 @@ class Cluster(Protocol):
         """Hold the cluster's one scheduling lease for a cycle; raises Conflict while another has it."""
         ...
 
-    def next_decision(self) -> int:
-        """A decision number above every number given out before and above any found on a job."""
+    def next_decision(self, above: int = 0) -> int:
+        """A decision number above every number given out before, and above ``above`` and any found on a job
+        as far as one can have been given out: see :mod:`pollux.cluster.numbers`.
+        """
         ...
 
     def observe(self) -> ClusterView:

@@ -63,8 +63,8 @@ class LocalCluster:
             with suppress(ClusterUnavailable):
                 self._call("DELETE", f"/lease?holder={quote(holder, safe='')}")
 
-    def next_decision(self) -> int:
-        return int(self._call("POST", "/decisions/next").json()["decision"])
+    def next_decision(self, above: int = 0) -> int:
+        return int(self._call("POST", f"/decisions/next?above={above}").json()["decision"])
 
     def observe(self) -> ClusterView:
         return self._document(ClusterView, "GET", "/view")

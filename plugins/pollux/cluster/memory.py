@@ -17,6 +17,7 @@ from pollux.cluster.base import (
     Phase,
     StopReason,
 )
+from pollux.cluster.numbers import next_number
 from pollux.errors import Conflict, Refused, UnknownJob
 from pollux.snapshot import Node
 from pollux_agent.protocol import Allocation, JobSpec, Placement
@@ -75,10 +76,10 @@ class MemoryCluster:
                 if self._lease is not None and self._lease[0] == holder:
                     self._lease = None
 
-    def next_decision(self) -> int:
+    def next_decision(self, above: int = 0) -> int:
         with self._call("next_decision"):
-            on_jobs = (job.allocation.decision for job in self._jobs.values())
-            self._decision = 1 + max(self._decision, *on_jobs, 0)
+            on_jobs = [job.allocation.decision for job in self._jobs.values()]
+            self._decision = next_number(self._decision, [above, *on_jobs])
             return self._decision
 
     def observe(self) -> ClusterView:

@@ -54,7 +54,7 @@ def check_mlflow_version(config: Settings) -> Iterator[Finding]:
 def check_server(api: KubeApi) -> Iterator[Finding]:
     """The API server's version and clock. Raises KubeError."""
     answer = api.get("/version")
-    digits = ("".join(filter(str.isdigit, str(answer.get(part, "")))) or "0" for part in ("major", "minor"))
+    digits = ("".join(filter(str.isdecimal, str(answer.get(part, "")))) or "0" for part in ("major", "minor"))
     major, minor = map(int, digits)
     if (major, minor) < OLDEST_SERVER:
         yield failed(

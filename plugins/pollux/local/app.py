@@ -125,8 +125,8 @@ def _add_cluster_routes(app: FastAPI, service: LocalService) -> None:
         return JSONResponse({})
 
     @app.post("/decisions/next")
-    async def next_decision() -> JSONResponse:
-        return JSONResponse({"decision": service.next_decision()})
+    async def next_decision(above: int = 0) -> JSONResponse:
+        return JSONResponse({"decision": service.next_decision(above)})
 
 
 def _add_job_routes(app: FastAPI, service: LocalService) -> None:

@@ -131,7 +131,7 @@ def _files(folder: JobFolder) -> dict[int, list[str]]:
     files: dict[int, list[str]] = {}
     for path in folder.logs.glob("*-*.log"):
         incarnation, _, node = path.stem.partition("-")
-        if incarnation.isdigit():
+        if incarnation.isdecimal():
             files.setdefault(int(incarnation), []).append(node)
     return files
 

@@ -179,9 +179,11 @@ class LocalService:
         """Slots that each job's processes occupy now."""
         return self._site.slots.held()
 
-    def next_decision(self) -> int:
-        largest = max((entry.job.allocation.decision for entry in self._entries.values()), default=0)
-        return self._store.next_decision(largest)
+    def next_decision(self, above: int = 0) -> int:
+        found = [above]
+        for entry in self._entries.values():
+            found += [entry.job.allocation.decision, entry.driver.state.acted_decision]
+        return self._store.next_decision(found)
 
     def take_lease(self, holder: str, ttl_s: float, now_unix_s: float) -> None:
         """Raises Conflict while another holder has the lease; one that has more left than it was

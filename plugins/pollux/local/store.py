@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pollux.cluster.base import MAX_LEASE, ClusterJob
+from pollux.cluster.numbers import next_number, read_counter
 from pollux_agent.driver import DriverState
 from pollux_agent.driver.records import last_incarnation
 from pollux_agent.errors import DocumentError
@@ -25,7 +27,7 @@ class Lease:
 
     holder: Annotated[str, Field(min_length=1)]
     until_unix_s: float
-    ttl_s: float = MAX_LEASE.total_seconds()
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_LEASE.total_seconds())] = MAX_LEASE.total_seconds()
 
 
 class JobStore:
@@ -97,15 +99,22 @@ class JobStore:
 
     def last_decision(self) -> int:
         """The last number given out, 0 before the first."""
-        try:
-            return int(self._counter.read_text())
-        except (FileNotFoundError, ValueError):
-            return 0
+        return read_counter(self._counted()) or 0
 
-    def next_decision(self, largest_on_jobs: int) -> int:
-        """Count up, above all given out before and above ``largest_on_jobs``."""
-        number = max(self.last_decision(), largest_on_jobs) + 1
+    def next_decision(self, found: Collection[int]) -> int:
+        """Count up, above all given out before and above those that were ``found`` on jobs, as far as these
+        count; a counter that holds no number has one again.
+        """
+        text = self._counted()
+        number = next_number(read_counter(text), found)
         write_atomic(self._counter, f"{number}\n".encode())
+        if text and read_counter(text) is None:
+            logger.error(
+                "%s held %r, after which no number can come; goes on with %d, above what is found on jobs",
+                self._counter,
+                text[:40],
+                number,
+            )
         return number
 
     def lease(self) -> Lease | None:
@@ -119,6 +128,12 @@ class JobStore:
             self._lease.unlink(missing_ok=True)
         else:
             write_atomic(self._lease, encode(lease).encode())
+
+    def _counted(self) -> str:
+        try:
+            return self._counter.read_text(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
 
     def _fresh(self, job_id: str) -> Path:
         return self.folder(job_id).root / "fresh"

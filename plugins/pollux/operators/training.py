@@ -14,7 +14,6 @@ from pollux.errors import (
     ClusterError,
     ClusterUnavailable,
     ConfigError,
-    Conflict,
     DriverLost,
     Refused,
     StoreError,
@@ -147,6 +146,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
     def execute_complete(self, context: Any, event: dict[str, Any], **kwargs: Any) -> dict[str, Any] | None:
         """Where Airflow resumes with the trigger's event; ``kwargs`` are the ones that it deferred with."""
         if "error" in event:
+            self._give_up(context)
             raise AirflowException(event["error"])
         if "lost" in event:
             lived = float(event.get("lived_s", 0.0)) >= kube.LONG_LIVED_S
@@ -159,13 +159,20 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         return self._conclude(context, job, **kwargs)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """As every operator does, but a job whose deferral ran out of time is stopped first."""
+        """As every operator does, but a job whose deferral ran out of time, or that no try comes back for, is
+        stopped first.
+        """
         if next_method == _DEFERRAL_FAILED:
-            config = self._settings()
-            self.job_id = job_id(self._identity(context, config), self._spec(context).name)
-            if "timeout" in str((next_kwargs or {}).get("error", "")).lower():
-                self._stop(config, "failed")
+            over = "timeout" in str((next_kwargs or {}).get("error", "")).lower()
+            self._give_up(context, even_with_retries=over)
         return super().resume_execution(next_method, next_kwargs, context)
+
+    def _give_up(self, context: Any, *, even_with_retries: bool = False) -> None:
+        """Stop the job, unless there is a try left for it: it would hold its GPUs for nobody."""
+        config = self._settings()
+        self.job_id = job_id(self._identity(context, config), self._spec(context).name)
+        if even_with_retries or context["ti"].try_number > context["ti"].max_tries:
+            self._stop(config, "failed")
 
     def on_kill(self) -> None:
         """SIGTERM, or a timeout of the task's own waiting: the job writes a checkpoint and frees its GPUs.
@@ -329,7 +336,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
             self.log.info("Asked the cluster to stop %s (%s), now %s", self.job_id, reason, job.status.phase)
         except UnknownJob:
             self.log.info("The cluster has no job %s to stop", self.job_id)
-        except (ClusterUnavailable, Conflict) as error:
+        except ClusterError as error:
             self.log.warning("Could not stop %s, the scheduling cycle will: %s", self.job_id, error)
 
     def _ensure_run(self, config: Settings, identity: JobIdentity, spec: JobSpec) -> str | None:

@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from pollux.airflow_api import AirflowApi
 from pollux.cluster.base import FINAL_PHASES, JobControl, StopReason
-from pollux.errors import ClusterUnavailable, Conflict, DriverLost, UnknownJob
+from pollux.errors import ClusterError, ClusterUnavailable, Conflict, DriverLost, UnknownJob
 from pollux.settings import Settings, settings
 from pollux.triggers.connect import KubeReach, connect, connect_kubernetes, cursor_file
 from pollux.triggers.relay import Relay
@@ -39,8 +39,9 @@ class PolluxTrainingTrigger(BaseTrigger):
 
     The event is ``{"job": <the final ClusterJob as plain values>}``, without the job's environment variables,
     which may hold secrets and would be kept in Airflow's database; or ``{"error": "..."}`` when the
-    cluster does not know the job. A cluster that is away is waited for, without limit. The end of the
-    trigger, such as the triggerer's restart, leaves the job alone; only a person's act on the task ends it.
+    cluster does not know the job, or refuses to tell of it. A cluster that is away is waited for, without
+    limit. The end of the trigger, such as the triggerer's restart, leaves the job alone; only a person's act
+    on the task ends it.
     On Kubernetes a job whose driver is gone is ``{"lost": "...", "lived_s": ...}``; the task submits it anew.
     """
 
@@ -84,6 +85,9 @@ class PolluxTrainingTrigger(BaseTrigger):
                 yield TriggerEvent({"error": str(error)})
             else:
                 yield TriggerEvent({"lost": str(error), "lived_s": time.monotonic() - began_s})
+            return
+        except ClusterError as error:
+            yield TriggerEvent({"error": str(error)})
             return
         told = replace(job, spec=replace(job.spec, env={}))
         yield TriggerEvent({"job": to_plain(told)})

@@ -75,6 +75,19 @@ def test_a_damaged_newest_one_is_skipped_with_a_warning(tmp_path: Path, damage, 
         saving.load(bad)
 
 
+def test_what_was_gone_on_from_stays_beside_one_that_was_skipped(tmp_path: Path) -> None:
+    first = store(tmp_path)
+    good, bad = first.save({"step": 1}, step=1), first.save({"step": 2}, step=2)
+    flip_byte(tmp_path / bad / "state.pt")
+    resumed = CheckpointStore(tmp_path)
+    resumed.claim(2)
+    assert resumed.load(resumed.newest() or "") == {"step": 1}
+    third = resumed.save({"step": 3}, step=3)
+    assert resumed.names() == [third, good], "two that are whole are kept, and no other"
+    fourth = resumed.save({"step": 4}, step=4)
+    assert resumed.names() == [fourth, third]
+
+
 def flip_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

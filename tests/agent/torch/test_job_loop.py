@@ -12,7 +12,7 @@ from elastic_runs import DriverRun, Line, linear_model
 from gang import run_gang
 from torch import nn
 
-from pollux_agent.errors import CheckpointError, DocumentError
+from pollux_agent.errors import CheckpointError, DocumentError, LoopError
 from pollux_agent.settings import environment
 from pollux_agent.torch import ElasticJob, current_job
 from pollux_agent.torch.checkpoint import CheckpointStore
@@ -282,6 +282,40 @@ def test_what_is_logged_when_the_run_is_closed_is_named(caplog: pytest.LogCaptur
     job.finish()
     job.log(accuracy=0.9)
     assert "accuracy: not logged" in caplog.text
+
+
+@pytest.mark.parametrize("loop", ["epochs", "loader"])
+def test_a_loop_within_itself_is_an_error_and_no_endless_training(loop: str) -> None:
+    model = linear_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = ElasticJob(model, optimizer, Line(), batch_size=8)
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+        optimizer.step()
+
+    with pytest.raises(LoopError, match=rf"a loop over job\.{loop}.* began within another one"):
+        for _ in job.epochs(2):
+            for inputs, targets, _ in job.loader:
+                if loop == "epochs":
+                    train(job, optimizer, 1)
+                    break
+                for more, wanted, _ in job.loader:
+                    step(more, wanted)
+                step(inputs, targets)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_loop_that_was_left_is_not_in_the_way_of_the_next() -> None:
+    model = linear_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = ElasticJob(model, optimizer, Line(), batch_size=8)
+    passes, batches = job.epochs(2), iter(job.loader)
+    next(passes)
+    next(batches)
+    assert len(train(job, optimizer, 2)) == 2 * 64
+    batches.close()  # type: ignore[attr-defined]
 
 
 def test_no_epoch_at_all_is_refused() -> None:

@@ -247,6 +247,13 @@ def test_a_watched_figure_may_be_logged_behind_the_pass(caplog: pytest.LogCaptur
     assert "watch" not in caplog.text
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["large", "negative"])
+def test_a_number_that_is_no_float_is_not_logged_but_named(value: int) -> None:
+    job, _ = small_job()
+    with pytest.raises(DocumentError, match="log: acc is beyond what a float holds; give a number"):
+        job.log(acc=value)
+
+
 @pytest.mark.parametrize("value", ["x", "1.0", None, torch.ones(2), {}], ids=repr)
 def test_what_is_no_number_is_not_logged_but_named(value: Any) -> None:
     job, _ = small_job()

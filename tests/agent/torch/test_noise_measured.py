@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pollux_agent.torch.gradients import GradientSync
 from pollux_agent.torch.noise import NoiseSample
+from pollux_agent.torch.precondition import SETTLED_STEPS
 
 DIM = 100
 
@@ -159,7 +160,7 @@ def test_adam_preconditioning_against_an_explicit_computation() -> None:
     sizes = [3, 5]
     x = torch.randn(8, 5, dtype=torch.float64)
     parts = x.split(sizes)
-    for step in range(2):
+    for step in range(SETTLED_STEPS + 1):
         gradients = [
             torch.cat(
                 [g.flatten() for g in torch.autograd.grad(model(p).square().mean(), list(model.parameters()))]
@@ -167,9 +168,9 @@ def test_adam_preconditioning_against_an_explicit_computation() -> None:
             for p in parts
         ]
         diagonal = None
-        if step == 1:
+        if step == SETTLED_STEPS:
             second = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in model.parameters()])
-            diagonal = 1 / ((second / (1 - 0.99)).sqrt() + 1e-6)
+            diagonal = 1 / ((second / (1 - 0.99**SETTLED_STEPS)).sqrt() + 1e-6)
         sync.start_step(micro_batches=2, step_samples=8)
         for j, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             sync.start_micro_batch(num_samples=size, last=j == 1)
@@ -211,7 +212,7 @@ def test_steps_of_one_and_of_several_micro_batches_in_turn_under_adam(
             optimizer.zero_grad()
             loss.backward()
         sync.finish_step()
-        if step < 2:
+        if step < SETTLED_STEPS:
             optimizer.step()
             second = torch.cat([optimizer.state[param]["exp_avg_sq"].flatten() for param in params])
             known = 1 / ((second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
@@ -261,6 +262,34 @@ def test_gradients_of_parameters_that_are_frozen_in_between_are_not_paired(
             mean = (torch.cat(before[:shared]) + torch.cat(now[:shared])) / 2
             assert sample.mean_sqr == pytest.approx(float(mean.square().sum()), rel=1e-12)
         before = [part.clone() for part in now]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "Adagrad", "RMSprop"])
+def test_an_optimizer_that_begins_measures_as_one_that_has_settled(kind: str, micro_batches: int) -> None:
+    """All elements have the same law, so P = I in the limit, and phi is the plain one.
+
+    From its first gradient or two an element's P would be what chance makes of it, for hundreds of steps.
+    """
+    phi, found = 100.0, []
+    start, loss = quadratic(phi)
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        model = Weights(start)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-9)
+        sync = GradientSync(model, [optimizer], sample_every=1)
+        for _ in range(40):
+            optimizer.zero_grad()
+            sync.start_step(micro_batches=micro_batches, step_samples=32 * micro_batches)
+            for number in range(micro_batches):
+                sync.start_micro_batch(num_samples=32, last=number == micro_batches - 1)
+                loss(model.vector, 32, generator).backward()  # type: ignore[no-untyped-call]
+            result = sync.finish_step()
+            optimizer.step()
+        assert result.noise_scale is not None
+        found.append(result.noise_scale)
+    assert 0.5 * phi < min(found) and max(found) < 2 * phi, found
+    assert statistics.median(found) == pytest.approx(phi, rel=0.25)
 
 
 def counted_steps(sample_every: int, steps: int) -> list[int]:

@@ -181,3 +181,18 @@ def test_quotas_cap_what_all_jobs_may_have(
     quotas: list[dict[str, Any]], pods: list[dict[str, Any]], want: dict[str, int]
 ) -> None:
     assert gpus(books([node("a", 4), node("b", 4)], pods, quotas)) == want
+
+
+@pytest.mark.parametrize("written", [None, "", "elsewhere", "a:mig-1g.5gb", "{garbage"])
+def test_what_a_worker_holds_is_where_it_is_whatever_is_written_on_it(written: str | None) -> None:
+    there = worker("job", 3)
+    there["metadata"]["annotations"] = {} if written is None else {NODE: written}
+    found = books([node(gpus=8)], [there])
+    assert (gpus(found), found.held, found.lost) == ({"a": 8}, {"job": {"a": 3}}, frozenset())
+
+
+def test_a_pod_of_another_namespace_that_calls_itself_a_jobs_worker_is_somebody_elses() -> None:
+    forged = worker("job", 3)
+    forged["metadata"]["namespace"] = "other"
+    found = books([node(gpus=8)], [worker("job", 2), forged])
+    assert (gpus(found), found.held) == ({"a": 5}, {"job": {"a": 2}})

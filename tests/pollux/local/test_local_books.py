@@ -206,11 +206,27 @@ def test_a_job_that_prints_without_end_does_not_hold_up_the_service(tmp_path: Pa
     pipe.close()
 
 
-def test_decision_numbers_survive_a_broken_counter(tmp_path: Path) -> None:
+def test_decision_numbers_count_up_above_those_on_jobs(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    assert [store.next_decision(0), store.next_decision(0), store.next_decision(7)] == [1, 2, 8]
-    (tmp_path / "decision-counter").write_text("")
-    assert JobStore(tmp_path).next_decision(8) == 9
+    assert [store.next_decision([]), store.next_decision([1, 0]), store.next_decision([7])] == [1, 2, 8]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "-7", "1e21", "999999999999999999999", "9007199254740992", "\u0663", "\x00", "9" * 5000]
+)
+def test_a_counter_that_holds_no_number_goes_on_above_the_jobs_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    (tmp_path / "decision-counter").write_text(content)
+    store = JobStore(tmp_path)
+    assert store.last_decision() == 0
+    assert [store.next_decision([8, 9007199254740000]), store.next_decision([])] == [9, 10]
+    assert bool(content) == any("decision-counter" in message for message in caplog.messages)
+
+
+def test_a_lease_that_was_taken_for_longer_than_any_is_void(tmp_path: Path) -> None:
+    (tmp_path / "lease.json").write_text('{"holder": "x", "until_unix_s": 1e300, "ttl_s": 1e300}')
+    assert JobStore(tmp_path).lease() is None
 
 
 def test_an_unreadable_job_is_left_alone(tmp_path: Path) -> None:

@@ -258,6 +258,21 @@ def test_a_trigger_that_broke_leaves_the_job_to_the_retry(cluster: EndingCluster
     assert cluster.stops == []
 
 
+@pytest.mark.parametrize("way", ["its trigger broke", "the cluster refuses to tell of it"])
+def test_a_job_that_no_try_comes_back_for_is_stopped(
+    cluster: EndingCluster, context: Context, way: str
+) -> None:
+    deferred(operator(deferrable=True), context())
+    last, task = context(try_number=4, max_tries=3), operator(deferrable=True)
+    with pytest.raises(AirflowException):
+        if way == "its trigger broke":
+            task.resume_execution("__fail__", {"error": "Trigger failure"}, last)
+        else:
+            task.execute_complete(last, event={"error": "403: no right to get pods"})
+    assert cluster.stops == ["failed"]
+    assert [job.status.stop for job in cluster.jobs] == ["failed"]
+
+
 @pytest.mark.parametrize("deferrable", [False, True], ids=["waiting", "before it defers"])
 def test_a_task_process_that_is_killed_leaves_its_job_alone_and_the_next_try_finds_it(
     cluster: EndingCluster, context: Context, deferrable: bool

@@ -15,6 +15,7 @@ from airflow.triggers.base import TriggerEvent
 from airflow_rim import EndingCluster, ending
 
 from pollux.cluster.base import ClusterJob, JobIdentity, JobStatus
+from pollux.errors import Refused
 from pollux.triggers.training import PolluxTrainingTrigger
 from pollux_agent.protocol import JobSpec, from_plain
 
@@ -81,6 +82,17 @@ def test_the_event_is_free_of_the_jobs_environment(cluster: EndingCluster) -> No
 def test_a_job_that_the_cluster_lost_is_an_event_too(cluster: EndingCluster) -> None:
     (event,) = events(trigger())
     assert "no job" in event.payload["error"]
+
+
+def test_a_cluster_that_refuses_to_tell_of_a_job_is_an_event_too(cluster: EndingCluster) -> None:
+    submit(cluster)
+
+    def refuse(method: str) -> None:
+        raise Refused(f"{method}: 422: no such query")
+
+    cluster.before = refuse
+    (event,) = events(trigger())
+    assert "422" in event.payload["error"]
 
 
 def test_it_waits_for_a_cluster_that_comes_back(cluster: EndingCluster) -> None:

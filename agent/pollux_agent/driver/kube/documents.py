@@ -6,7 +6,6 @@ scheduler's), ``lost`` (nodes that the scheduler found lost), ``stop`` (anyone's
 driver's DriverState), ``settings`` and ``worker`` (how workers are made).
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -103,12 +102,3 @@ def labels(pod: Mapping[str, Any]) -> Mapping[str, str]:
 def is_terminal(pod: Mapping[str, Any]) -> bool:
     """Whether all its containers have ended for good, so that it holds nothing any more."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
-def lost_nodes(pod: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes that the scheduler found lost, as the driver pod says."""
-    try:
-        found = json.loads(annotations(pod).get(LOST) or "[]")
-    except ValueError:
-        return frozenset()
-    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()

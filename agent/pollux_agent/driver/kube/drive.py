@@ -1,6 +1,5 @@
 """``pollux-agent drive``: the loop of one job's driver pod."""
 
-import json
 import logging
 import signal
 import threading
@@ -12,28 +11,37 @@ from pollux_agent.driver.driver import Driver
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
 from pollux_agent.driver.kube.cache import PodCache
 from pollux_agent.driver.kube.documents import (
-    ALLOCATION,
+    DEPLOYMENT,
     FRESH,
     JOB,
-    RUN,
-    SETTINGS,
-    SPEC,
     STATE,
-    STOP,
-    TRY,
-    WORKER,
     KubeDriverSettings,
     annotations,
-    lost_nodes,
+    labels,
 )
 from pollux_agent.driver.kube.files import DriverFiles
+from pollux_agent.driver.kube.keeper import Keeper
 from pollux_agent.driver.kube.left import send_left
 from pollux_agent.driver.kube.manifest import Gang
 from pollux_agent.driver.kube.narrow import Narrowed, narrow
+from pollux_agent.driver.kube.notes import (
+    allocation_of,
+    driver_labels,
+    fault_of,
+    identity_of,
+    lost_of,
+    or_else,
+    run_of,
+    settings_of,
+    spec_of,
+    state_of,
+    stop_of,
+    template_of,
+    try_of,
+)
 from pollux_agent.driver.kube.workers import KubeWorkers
 from pollux_agent.driver.machine import FINAL_PHASES, Start, Timing
-from pollux_agent.driver.state import DriverState, StopReason
-from pollux_agent.errors import DocumentError, PolluxAgentError
+from pollux_agent.driver.state import DriverState
 from pollux_agent.protocol import (
     Allocation,
     DriverEvent,
@@ -41,7 +49,6 @@ from pollux_agent.protocol import (
     JobSpec,
     Outcome,
     Placement,
-    decode,
     encode,
 )
 from pollux_agent.records import append_line, write_outcome
@@ -50,12 +57,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _TELL_EVERY_S = 60.0
-_STOPS: dict[str, StopReason] = {
-    "failed": "failed",
-    "success": "success",
-    "clear": "clear",
-    "orphan": "orphan",
-}
+_LOOK_EVERY_S = 5.0
 
 
 def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
@@ -67,8 +69,7 @@ def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
     """
     closing = threading.Event()
     own = api.get(pod_path(namespace, pod))
-    job_id = own["metadata"]["labels"][JOB]
-    cache = PodCache(api, namespace, f"{JOB}={job_id}")
+    cache = PodCache(api, namespace, f"{JOB}={pod}")
 
     def close(*_: object) -> None:
         closing.set()
@@ -96,7 +97,10 @@ def drive(api: KubeApi, *, namespace: str, pod: str, folder: JobFolder) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class KubeDriver:
-    """The driver, its workers, and what of them stands in the pod's annotations."""
+    """The driver, its workers, and what of them stands in the pod's annotations.
+
+    ``template`` is the pod that workers are made from, and ``given`` the last allocation that could be read.
+    """
 
     api: KubeApi
     cache: PodCache
@@ -104,33 +108,41 @@ class KubeDriver:
     folder: JobFolder
     spec: JobSpec
     settings: KubeDriverSettings
+    template: dict[str, Any]
     files: DriverFiles
+    keeper: Keeper
+    given: Allocation = field(init=False)
     workers: KubeWorkers = field(init=False)
     driver: Driver = field(init=False)
     over: bool = field(default=False, init=False)
     _worked: Placement = field(default_factory=dict, init=False)
     _narrowed: Narrowed | None = field(default=None, init=False)
+    _looked_s: float = field(default=0.0, init=False)
     _told: DriverState | None = field(default=None, init=False)
     _told_unix_s: float = field(default=0.0, init=False)
     _close_unix_s: float | None = field(default=None, init=False)
 
     @classmethod
     def open(cls, api: KubeApi, cache: PodCache, own: dict[str, Any], folder: JobFolder) -> "KubeDriver":
-        """From the pod's annotations and what a driver before left in the folder."""
-        notes = annotations(own)
+        """From the pod's annotations and what a driver before left in the folder.
+
+        Raises DocumentError where those that nobody else knows are wrong.
+        """
+        notes, meta = annotations(own), own["metadata"]
         made = cls(
             api=api,
             cache=cache,
             own=own,
             folder=folder,
-            spec=decode(JobSpec, notes[SPEC]),
-            settings=decode(KubeDriverSettings, notes[SETTINGS]),
+            spec=spec_of(notes),
+            settings=settings_of(notes),
+            template=template_of(notes),
             files=DriverFiles(folder),
+            keeper=Keeper(api=api, labels=driver_labels(meta["name"], _deployment(own))),
         )
         now = time.time()
-        meta = own["metadata"]
         made.workers = KubeWorkers(
-            job_id=meta["labels"][JOB],
+            job_id=meta["name"],
             namespace=meta["namespace"],
             driver_uid=meta["uid"],
             api=api,
@@ -139,7 +151,10 @@ class KubeDriver:
             make_gang=made._gang,
         )
         fresh = notes.get(FRESH) == "true"
-        state = made.files.begin(made.spec, _state_of(notes), fresh=fresh, now_unix_s=now)
+        told = or_else(state_of, notes, DriverState())
+        state = made.files.begin(made.spec, told, fresh=fresh, now_unix_s=now)
+        waiting = Allocation(decision=state.acted_decision, placement=state.placement)
+        made.given = or_else(allocation_of, notes, waiting)
         made.driver = Driver(
             folder=folder,
             workers=made.workers,
@@ -152,26 +167,25 @@ class KubeDriver:
             event="submit",
             incarnation=state.incarnation,
             decision=state.acted_decision,
-            message=f"submission {notes.get(TRY, '1')}{', from nothing' if fresh else ''}",
+            message=f"submission {or_else(try_of, notes, 1)}{', from nothing' if fresh else ''}",
         )
         append_line(folder.driver_events, submitted)
         return made
 
     def turn(self, now_unix_s: float, *, closing: bool) -> bool:
         """One turn; False if there is nothing more to do, the job being over or, ``closing``, parked."""
-        self.own = dict(self.cache.pods().get(self.own["metadata"]["name"], self.own))
+        self.own = self._look()
+        self.keeper.mend(self.own)
         notes = annotations(self.own)
-        self.workers.lost_nodes = lost_nodes(self.own)
+        self.workers.lost_nodes = or_else(lost_of, notes, self.workers.lost_nodes)
         self.workers.tend()
         parks = closing or self.files.clean_up_pending
         if self.files.clean_up_pending and not self.workers.blocked({}) and not self.driver.state.placement:
             self.driver.state = self.files.clean_up(self.driver.state)
             parks = closing
-        allocation = _allocation(notes, self.driver.state)
+        allocation = self.given = or_else(allocation_of, notes, self.given)
         wanted = replace(allocation, placement={}) if parks else self._effective(allocation, now_unix_s)
-        state = self.driver.tick(
-            now_unix_s=now_unix_s, allocation=wanted, stop=_STOPS.get(notes.get(STOP, ""))
-        )
+        state = self.driver.tick(now_unix_s=now_unix_s, allocation=wanted, stop=or_else(stop_of, notes, None))
         if state.phase == "running":
             self._worked = dict(state.placement)
         self._look_for_trouble(allocation, now_unix_s)
@@ -186,10 +200,26 @@ class KubeDriver:
         send_left(
             self.folder,
             tracking_uri=self.settings.mlflow_tracking_uri,
-            run_id=annotations(self.own).get(RUN, ""),
+            run_id=or_else(run_of, annotations(self.own), ""),
             incarnation=self.driver.state.incarnation,
             closing=closing,
         )
+
+    def _look(self) -> dict[str, Any]:
+        """The driver's own pod as last heard of; one that has lost its label is not in the cache."""
+        meta = self.own["metadata"]
+        if meta["name"] in (pods := self.cache.pods()):
+            return dict(pods[meta["name"]])
+        now_s = time.monotonic()
+        if self._looked_s and now_s < self._looked_s + _LOOK_EVERY_S:
+            return self.own
+        self._looked_s = now_s
+        try:
+            found = self.api.get(pod_path(meta["namespace"], meta["name"]))
+        except KubeError as error:
+            logger.warning("The driver's own pod cannot be seen: %s", error)
+            return self.own
+        return found if found["metadata"]["uid"] == meta["uid"] else self.own
 
     def _effective(self, allocation: Allocation, now_unix_s: float) -> Allocation:
         """The allocation, or what is left of it while all of it cannot start."""
@@ -238,7 +268,9 @@ class KubeDriver:
         return replace(state, message=f"{state.message}; {self._narrowed.reason}")
 
     def _tell(self, now_unix_s: float) -> None:
-        """Write the state into the pod's annotation: on every change that matters, and once a minute."""
+        """Write the state into the pod's annotation: on every change that matters, where somebody made it
+        unreadable, and once a minute.
+        """
         said = self._said(self.driver.state)
         if abs(now_unix_s - self._told_unix_s) < _TELL_EVERY_S and not self._news(said):
             return
@@ -254,21 +286,21 @@ class KubeDriver:
     def _news(self, said: DriverState) -> bool:
         """Whether more than the count of GPU seconds has changed since the state was told."""
         told = self._told
-        return told is None or said != replace(
-            told, attained_gpu_s=said.attained_gpu_s, counted_unix_s=said.counted_unix_s
-        )
+        notes = annotations(self.own)
+        if told is None or not notes.get(STATE) or fault_of(notes, STATE):
+            return True
+        return said != replace(told, attained_gpu_s=said.attained_gpu_s, counted_unix_s=said.counted_unix_s)
 
     def _gang(self, start: Start) -> Gang:
-        notes = annotations(self.own)
         return Gang(
             job_id=self.workers.job_id,
             driver=self.own,
-            template=_json(notes.get(WORKER, "{}"), WORKER),
+            template=self.template,
             start=start,
             settings=self.settings,
-            gpu_type=_allocation(notes, self.driver.state).gpu_type,
+            gpu_type=self.given.gpu_type,
             env=self.spec.env,
-            mlflow_run_id=notes.get(RUN, ""),
+            mlflow_run_id=or_else(run_of, annotations(self.own), ""),
         )
 
     def _closed_too_long(self, closing: bool, now_unix_s: float) -> bool:
@@ -279,25 +311,7 @@ class KubeDriver:
         return now_unix_s > self._close_unix_s
 
 
-def _allocation(notes: Any, state: DriverState) -> Allocation:
-    """The stored allocation; one that cannot be read is named in the log and leaves the job as it is."""
-    try:
-        return decode(Allocation, notes[ALLOCATION])
-    except (KeyError, DocumentError) as error:
-        logger.error("The allocation cannot be read, so the job keeps what it has: %s", error)
-        return Allocation(decision=state.acted_decision, placement=state.placement)
-
-
-def _state_of(notes: Any) -> DriverState | None:
-    try:
-        return decode(DriverState, notes[STATE])
-    except (KeyError, DocumentError):
-        return None
-
-
-def _json(text: str, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        raise PolluxAgentError(f"annotation {name}: no JSON") from None
-    return found if isinstance(found, dict) else {}
+def _deployment(own: dict[str, Any]) -> str:
+    """As the job's identity says, since a label is more easily lost."""
+    identity = or_else(identity_of, annotations(own), None)
+    return identity.deployment if identity else labels(own).get(DEPLOYMENT, "")

@@ -14,12 +14,14 @@ from pollux_agent.driver.kube.documents import (
     JOB_DIR,
     NODE,
     ROLE,
+    WORKER,
     WORKER_ROLE,
     KubeDriverSettings,
     labels,
     node_and_resource,
 )
 from pollux_agent.driver.machine import Start
+from pollux_agent.errors import DocumentError
 from pollux_agent.settings import WorkerSettings, environment
 
 Json = Mapping[str, Any]
@@ -64,8 +66,18 @@ class Gang:
 def worker_pod(gang: Gang, rank: int, address: str) -> dict[str, Any]:
     """The pod of node rank ``rank``; ``address`` is rank 0's, unused for rank 0 itself, which knows its own.
 
-    Raises DocumentError if the node's name asks for a GPU resource that is none of the settings'.
+    Raises DocumentError if the node's name asks for a GPU resource that is none of the settings', or if the
+    template is no pod.
     """
+    try:
+        return _made(gang, rank, address)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DocumentError):
+            raise
+        raise DocumentError(f"annotation {WORKER}: no pod can be made of it ({error!r})") from None
+
+
+def _made(gang: Gang, rank: int, address: str) -> dict[str, Any]:
     key = gang.keys[rank]
     node, resource = node_and_resource(key, gang.settings.gpu_resources)
     pod = copy.deepcopy(dict(gang.template))

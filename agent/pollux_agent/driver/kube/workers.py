@@ -10,10 +10,8 @@ from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
 from pollux_agent.driver.kube.cache import PodCache
 from pollux_agent.driver.kube.documents import (
     JOB,
-    NODE,
     ROLE,
     WORKER_ROLE,
-    annotations,
     is_terminal,
     labels,
     node_and_resource,
@@ -181,19 +179,20 @@ class KubeWorkers:
         pods = self.cache.pods()
         settings = self._gang.settings
         waited_s = self._waited_s
-        for worker in self._workers.values():
+        for rank, worker in self._workers.items():
             pod = pods.get(worker.name)
             if pod is None:
                 continue
             found = pod_trouble(pod, settings.place_wait_s, waited_s, pull_wait_s=settings.pull_wait_s)
-            if found and not (found.homeless and waited_s < settings.pull_wait_s and self._waits(pod)):
+            waits = found and found.homeless and waited_s < settings.pull_wait_s
+            if found and not (waits and self._waits(pod, self._gang.keys[rank])):
                 return found
         return None
 
-    def _waits(self, pod: Json) -> bool:
+    def _waits(self, pod: Json, key: str) -> bool:
         """Whether a pod that finds no place on its node will have one, as far as this namespace tells."""
         resources = self._gang.settings.gpu_resources if self._gang else ()
-        node, _ = node_and_resource(annotations(pod)[NODE], resources)
+        node, _ = node_and_resource(key, resources)
         try:
             pods = list(self.api.items(pod_path(self.namespace), fieldSelector=f"spec.nodeName={node}"))
         except KubeError as error:

@@ -23,15 +23,17 @@ from pollux.cluster.k8s import events, jobs, podlog
 from pollux.cluster.k8s.calls import translated
 from pollux.cluster.k8s.claim import Claim
 from pollux.cluster.k8s.lease import SchedulingLease
-from pollux.cluster.k8s.nodes import Books, held_by_jobs, read_books, unix_s
+from pollux.cluster.k8s.nodes import held_by_jobs, read_books, unix_s
 from pollux.cluster.k8s.settings import KubeSettings
 from pollux.cluster.k8s.submit import Submitter, is_overdue
 from pollux.errors import Conflict, DriverLost, Refused, UnknownJob
 from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube import notes
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
+from pollux_agent.driver.kube.notes import or_else
 from pollux_agent.driver.kube.trouble import pod_trouble
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import Allocation, JobSpec, Placement, encode
+from pollux_agent.protocol import Allocation, JobSpec, Placement, encode, read_decision
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class KubeCluster:
         self._view: tuple[ClusterView, float] | None = None
         """The last view, and when it is too old."""
         self._drivers: dict[str, Json] = {}
+        self._numbers: list[int] = []
         self._lost: frozenset[str] = frozenset()
         self._changing, self._asking = threading.Lock(), threading.Lock()
 
@@ -99,11 +102,12 @@ class KubeCluster:
             self._leased, self._view, self._tellers = False, None, None
             held.__exit__(None, None, None)
 
-    def next_decision(self) -> int:
+    def next_decision(self, above: int = 0) -> int:
         self.observe()
         with translated("decision number"):
-            number = self._lease.next_decision(max(map(_decision, self._drivers.values()), default=0))
+            number = self._lease.next_decision([above, *self._numbers])
         self._given_out = (number, time.monotonic())
+        self._mend_allocations(number)
         return number
 
     def observe(self) -> ClusterView:
@@ -115,17 +119,23 @@ class KubeCluster:
             pods = list(self.api.items("/api/v1/pods", fieldSelector=_NOT_ENDED))
             quotas = self._quotas()
         now = self.api.server_unix_s
-        drivers: dict[str, Json] = {pod["metadata"]["name"]: pod for pod in pods if _is_active_driver(pod)}
+        claims = [pod for pod in pods if _is_active_driver(pod)]
+        found = jobs.read_jobs(claims, now_unix_s=now)
+        for name, why in found.left_out.items():
+            logger.error("Pod %s is left out: %s", name, why)
         books = read_books(
             nodes,
             pods,
             quotas,
-            jobs={job_id: pod["metadata"]["namespace"] for job_id, pod in drivers.items()},
+            jobs={job_id: pod["metadata"]["namespace"] for job_id, pod in found.pods.items()},
             settings=self._settings,
             now_unix_s=now,
         )
-        self._drivers, self._lost = drivers, books.lost
-        view = ClusterView(nodes=books.nodes, jobs=tuple(self._jobs_of(drivers, books, now)))
+        self._drivers, self._lost = dict(found.pods), books.lost
+        self._numbers = [number for pod in claims for number in jobs.numbers_of(pod)]
+        active = [_holding(job, books.held.get(job_id, {})) for job_id, job in found.jobs.items()]
+        active.sort(key=lambda job: (job.submitted_unix_s, job.job_id))
+        view = ClusterView(nodes=books.nodes, jobs=tuple(active))
         seen_s = time.monotonic()
         self._view = (view, seen_s + max(_LEAST_VIEW_AGE_S, seen_s - began_s))
         return view
@@ -133,7 +143,7 @@ class KubeCluster:
     def patch_allocation(self, job_id: str, *, expected: int, allocation: Allocation) -> None:
         pod = self._drivers.get(job_id) if self._leased else None
         pod = pod or self._driver(job_id)
-        stored = _decision(pod)
+        stored = _stored(pod)
         if stored != expected and not self._leased:
             raise Conflict(f"{job_id}: decision {stored} is stored, not {expected}; observe again")
         if allocation.decision < max(expected, self._last_decision()):
@@ -141,7 +151,7 @@ class KubeCluster:
         if jobs.is_over(pod) or jobs.is_abandoned(pod):
             raise Refused(f"{job_id}: the job is over; it can hold no GPUs")
         self._check_placement(allocation.placement)
-        before = jobs.job_of(pod, now_unix_s=self.api.server_unix_s).allocation.placement
+        before = jobs.allocation_of(pod).placement
         patched = self._patch(pod, job_id, expected, allocation)
         if self._tellers is not None:
             self._tellers.submit(events.tell, self.api, pod, before, allocation)
@@ -151,12 +161,12 @@ class KubeCluster:
 
     def set_run(self, job_id: str, run_id: str) -> None:
         pod = self._driver(job_id)
-        recorded = doc.annotations(pod).get(doc.RUN, "")
+        recorded = or_else(notes.run_of, doc.annotations(pod), "")
         if recorded == run_id:
             return
         if recorded:
             raise Conflict(f"{job_id}: run {recorded} is recorded already, not {run_id}")
-        self._change(pod, job_id, doc.RUN, "", run_id)
+        self._change(pod, job_id, doc.RUN, run_id)
 
     def held(self) -> Mapping[str, Placement]:
         with translated("held"):
@@ -185,9 +195,9 @@ class KubeCluster:
 
     def stop(self, job_id: str, reason: StopReason) -> ClusterJob:
         pod = self._driver(job_id)
-        noted = doc.annotations(pod).get(doc.STOP, "")
-        if not jobs.is_over(pod) and (not noted or (reason in _ABRUPT and noted not in _ABRUPT)):
-            pod = self._change(pod, job_id, doc.STOP, noted, reason)
+        noted = or_else(notes.stop_of, doc.annotations(pod), None)
+        if not jobs.is_over(pod) and (noted is None or (reason in _ABRUPT and noted not in _ABRUPT)):
+            pod = self._change(pod, job_id, doc.STOP, reason)
         if jobs.is_abandoned(pod):
             self._end_workers_of(pod)
         return _readable(pod, self.api.server_unix_s)
@@ -205,12 +215,11 @@ class KubeCluster:
         with translated("jobs"):
             pods = list(self.api.items(self._pods, labelSelector=_DRIVERS))
         known = {job.job_id for job in view.jobs}
-        over = [
-            _readable(pod, self.api.server_unix_s) for pod in pods if pod["metadata"]["name"] not in known
-        ]
-        return ClusterView(
-            nodes=view.nodes, jobs=tuple(sorted([*view.jobs, *over], key=lambda job: job.submitted_unix_s))
+        over = jobs.read_jobs(
+            [pod for pod in pods if pod["metadata"]["name"] not in known], now_unix_s=self.api.server_unix_s
         )
+        every = sorted([*view.jobs, *over.jobs.values()], key=lambda job: job.submitted_unix_s)
+        return ClusterView(nodes=view.nodes, jobs=tuple(every))
 
     def is_closing(self, job_id: str) -> bool:
         """Whether the job is over but its driver at work, as while it sends the last figures to MLflow."""
@@ -244,14 +253,14 @@ class KubeCluster:
         """The job's driver pod as it is now; raises UnknownJob."""
         with translated(f"job {job_id}", job_id=job_id):
             if self._namespace:
-                pod: Json = self.api.get(pod_path(self._namespace, job_id))
-                found = [pod] if doc.labels(pod).get(doc.ROLE) == doc.DRIVER_ROLE else []
+                found = [self.api.get(pod_path(self._namespace, job_id))]
             else:
                 selector = f"{_DRIVERS},{doc.JOB}={job_id}"
                 found = list(self.api.items("/api/v1/pods", labelSelector=selector))
-        if not found:
+        pod = jobs.oldest(found)
+        if pod is None:
             raise UnknownJob(f"the cluster has no job {job_id!r}")
-        return found[0]
+        return pod
 
     def _end_workers_of(self, pod: Json) -> None:
         """Nobody drives the job any more: with its driver's pod its workers go too."""
@@ -282,14 +291,34 @@ class KubeCluster:
             logger.warning("Quotas cannot be read, so they are not respected beforehand: %s", error)
             return []
 
-    def _jobs_of(self, drivers: Mapping[str, Json], books: Books, now: float) -> list[ClusterJob]:
-        found = []
-        for job_id, pod in drivers.items():
+    def _mend_allocations(self, number: int) -> None:
+        """Under the lease: where an allocation cannot be read, or has a number that nobody gave out, the job
+        is given by this decision what its driver has. That it cannot be done costs that job alone.
+        """
+        if self._view is None or not self._leased:
+            return
+        view = self._view[0]
+        types = {node.name: node.gpu_type for node in view.nodes}
+        for job in view.jobs:
+            job_id, pod = job.job_id, self._drivers[job.job_id]
+            if not (fault := jobs.allocation_fault(pod, given_out=number)):
+                continue
+            placement = jobs.state_of(pod).placement or job.status.held
+            allocation = Allocation(
+                decision=number,
+                placement=placement,
+                gpu_type=next((types[name] for name in placement if name in types), ""),
+                reason="its allocation was not to be read; it keeps what it has",
+            )
+            texts = {doc.DECISION: str(number), doc.ALLOCATION: encode(allocation)}
+            meta = {"resourceVersion": pod["metadata"]["resourceVersion"], "annotations": texts}
             try:
-                found.append(jobs.job_of(pod, now_unix_s=now, held=books.held.get(job_id, {})))
-            except DocumentError as error:
-                logger.error("Job %s cannot be read and is left out: %s", job_id, error)
-        return sorted(found, key=lambda job: (job.submitted_unix_s, job.job_id))
+                mended = self.api.patch(_path(pod), {"metadata": meta})
+            except KubeError as error:
+                logger.error("Job %s: %s; that could not be mended: %s", job_id, fault, error)
+                continue
+            logger.error("Job %s: %s; mended, it keeps what it has", job_id, fault)
+            self._remember(job_id, mended, allocation)
 
     def _last_decision(self) -> int:
         """The last number given out; our own one for some seconds while nobody else may schedule."""
@@ -327,23 +356,26 @@ class KubeCluster:
             with translated(f"patch {job_id}", job_id=job_id, writes=True):
                 return self.api.patch(_path(pod), patch)
         except Refused:
-            now = _decision(self._driver(job_id))
+            now = _stored(self._driver(job_id))
             if now == expected:
                 raise
             raise Conflict(f"{job_id}: decision {now} is stored, not {expected}; observe again") from None
 
-    def _change(self, pod: Json, job_id: str, name: str, old: str, new: str) -> Json:
-        """Set one annotation if it still has its old value; raises Conflict otherwise."""
-        patch = [
-            {"op": "test", "path": _at(name), "value": old},
-            {"op": "add", "path": _at(name), "value": new},
-        ]
+    def _change(self, pod: Json, job_id: str, name: str, new: str) -> Json:
+        """Set one annotation if it still is as in ``pod``; raises Conflict otherwise."""
+        old = doc.annotations(pod).get(name)
+        unchanged = (
+            {"path": _at(name), "value": old}
+            if old is not None
+            else {"path": "/metadata/resourceVersion", "value": pod["metadata"]["resourceVersion"]}
+        )
+        patch = [{"op": "test", **unchanged}, {"op": "add", "path": _at(name), "value": new}]
         try:
             with translated(f"{name} of {job_id}", job_id=job_id, writes=True):
                 return self.api.patch(_path(pod), patch)
         except Refused:
-            now = doc.annotations(self._driver(job_id)).get(name, "")
-            if now == old:
+            now = doc.annotations(self._driver(job_id)).get(name)
+            if now == old is not None:
                 raise
             raise Conflict(f"{job_id}: {name} is {now!r} by now, not {old!r}") from None
 
@@ -369,20 +401,27 @@ def _at(name: str) -> str:
     return "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
 
 
-def _decision(pod: Json) -> int:
-    text = doc.annotations(pod).get(doc.DECISION, "0")
-    return int(text) if text.isdigit() else 0
+def _stored(pod: Json) -> int | None:
+    """The decision number that a patch finds there."""
+    return read_decision(doc.annotations(pod).get(doc.DECISION, ""))
 
 
 def _is_active_driver(pod: Json) -> bool:
     return doc.labels(pod).get(doc.ROLE) == doc.DRIVER_ROLE and not jobs.is_over(pod)
 
 
+def _holding(job: ClusterJob, held: Placement) -> ClusterJob:
+    """With what its worker pods hold, of which its driver may know less."""
+    return replace(job, status=replace(job.status, held=held)) if job.status.held != held else job
+
+
 def _readable(pod: Json, now_unix_s: float) -> ClusterJob:
+    """The job; raises DriverLost where it is not to be known which one that is: its task's submission is."""
     try:
         return jobs.job_of(pod, now_unix_s=now_unix_s)
     except DocumentError as error:
-        raise Refused(str(error)) from None
+        name = pod["metadata"]["name"]
+        raise DriverLost(f"the pod of {name} cannot be read: {error}") from None
 
 
 def _is_lost(pod: Json, now_unix_s: float) -> bool:

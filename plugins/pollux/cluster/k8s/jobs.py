@@ -1,80 +1,133 @@
-"""A driver pod's annotations as the documents of the cluster protocol, and back."""
+"""Driver pods as the jobs of the cluster protocol. What their annotations say is read in
+:mod:`pollux_agent.driver.kube.notes`; here is what counts instead of what cannot be read.
+"""
 
-import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobIdentity, JobStatus, StopReason
+from pollux.cluster.base import FINAL_PHASES, ClusterJob, JobStatus
 from pollux.cluster.driven import as_driven
+from pollux.cluster.k8s.nodes import unix_s
 from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube import notes
 from pollux_agent.driver.kube.documents import FINISH, annotations, is_terminal, labels
+from pollux_agent.driver.kube.notes import or_else
 from pollux_agent.driver.state import DriverState
 from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import Allocation, JobSpec, Placement, decode
-
-logger = logging.getLogger(__name__)
+from pollux_agent.protocol import Allocation, read_decision
 
 Json = Mapping[str, Any]
-
-_STOPS: Mapping[str, StopReason] = {
-    "failed": "failed",
-    "success": "success",
-    "clear": "clear",
-    "orphan": "orphan",
-}
 
 _DELETE, _DELETE_IF_DONE = "delete_pod", "delete_succeeded_pod"
 """Values of the label ``finish`` with which a pod does not stay."""
 
 
-def job_of(pod: Json, *, now_unix_s: float, held: Placement | None = None) -> ClusterJob:
-    """The job of a driver pod; ``held`` are its workers' GPUs, by default as its driver tells.
-
-    Raises DocumentError for annotations that are none of ours.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Jobs by their id with their pods, oldest first, and why other pods that call themselves drivers are
+    none, by namespace and name.
     """
-    notes = annotations(pod)
-    try:
-        identity = decode(JobIdentity, notes[doc.IDENTITY])
-        spec = decode(JobSpec, notes[doc.SPEC])
-        allocation = decode(Allocation, notes[doc.ALLOCATION])
-        submitted = float(notes[doc.SUBMITTED])
-        try_number = int(notes[doc.TRY])
-    except (KeyError, ValueError) as error:
-        if isinstance(error, DocumentError):
-            raise
-        raise DocumentError(f"pod {pod['metadata']['name']}: {error!r} among its annotations") from None
+
+    jobs: Mapping[str, ClusterJob]
+    pods: Mapping[str, Json]
+    left_out: Mapping[str, str]
+
+
+def read_jobs(pods: Iterable[Json], *, now_unix_s: float) -> Found:
+    """One pod is a job's: where several claim to be, the oldest, so that no later one takes its place."""
+    jobs: dict[str, ClusterJob] = {}
+    found: dict[str, Json] = {}
+    left_out = {}
+    for pod in sorted(pods, key=_age):
+        meta = pod["metadata"]
+        try:
+            job = job_of(pod, now_unix_s=now_unix_s)
+            if job.job_id in jobs:
+                first = found[job.job_id]["metadata"]["namespace"]
+                raise DocumentError(f"namespace {first} has an older pod of that name; remove one of them")
+        except DocumentError as error:
+            left_out[f"{meta['namespace']}/{meta['name']}"] = str(error)
+            continue
+        jobs[job.job_id], found[job.job_id] = job, pod
+    return Found(jobs=jobs, pods=found, left_out=left_out)
+
+
+def oldest(pods: Iterable[Json]) -> Json | None:
+    """Of pods of one job id the one that is the job's."""
+    return min((pod for pod in pods if notes.is_driver(pod)), key=_age, default=None)
+
+
+def job_of(pod: Json, *, now_unix_s: float) -> ClusterJob:
+    """The job of a driver pod.
+
+    Raises DocumentError where it is not to be known which job that is, or what it trains. An allocation that
+    cannot be read is what the driver has, and anything else as if it had not been told.
+    """
+    if not notes.is_driver(pod):
+        raise DocumentError(f"label {doc.JOB}: not the pod's name; no job has such a driver")
+    found = annotations(pod)
     state = state_of(pod)
-    stop = _STOPS.get(notes.get(doc.STOP, ""))
-    status = replace(
-        as_driven(JobStatus(), state, held=state.placement if held is None else held),
-        since_unix_s=state.since_unix_s or submitted,
-        message=state.message or _startup(pod),
-        attained_gpu_s=state.attained(now_unix_s),
-        stop=stop,
-        try_number=try_number,
-    )
-    if status.phase in FINAL_PHASES:
-        allocation = Allocation(decision=allocation.decision, placement={})
+    submitted_unix_s = submitted(pod)
+    allocation = allocation_of(pod)
+    if state.phase in FINAL_PHASES:
+        allocation = Allocation(decision=allocation.decision)
     return ClusterJob(
-        job_id=labels(pod)[doc.JOB],
-        identity=identity,
-        spec=spec,
-        submitted_unix_s=submitted,
-        mlflow_run_id=notes.get(doc.RUN) or None,
+        job_id=pod["metadata"]["name"],
+        identity=notes.identity_of(found),
+        spec=notes.spec_of(found),
+        submitted_unix_s=submitted_unix_s,
+        mlflow_run_id=or_else(notes.run_of, found, "") or None,
         allocation=allocation,
-        status=status,
+        status=replace(
+            as_driven(JobStatus(), state, held=state.placement),
+            since_unix_s=state.since_unix_s or submitted_unix_s,
+            message=state.message or _startup(pod),
+            attained_gpu_s=state.attained(now_unix_s),
+            stop=or_else(notes.stop_of, found, None),
+            try_number=or_else(notes.try_of, found, 1),
+        ),
     )
+
+
+def allocation_of(pod: Json) -> Allocation:
+    """What the job was given; where that cannot be read, what its driver has."""
+    try:
+        return notes.allocation_of(annotations(pod))
+    except DocumentError:
+        state = state_of(pod)
+        return Allocation(decision=state.acted_decision, placement=state.placement)
+
+
+def allocation_fault(pod: Json, *, given_out: int) -> str:
+    """What is wrong with the allocation that stands there, empty if nothing is: a number that was not given
+    out is wrong too.
+    """
+    try:
+        number = notes.allocation_of(annotations(pod)).decision
+    except DocumentError as error:
+        return str(error)
+    if number > given_out:
+        return f"annotation {doc.DECISION}: {number} was never given out, the last one is {given_out}"
+    return ""
+
+
+def numbers_of(pod: Json) -> list[int]:
+    """Every decision number that stands on a driver pod, the one that its driver has acted on too."""
+    found = annotations(pod)
+    stored = read_decision(found.get(doc.DECISION, ""))
+    return [stored or 0, allocation_of(pod).decision, state_of(pod).acted_decision]
+
+
+def submitted(pod: Json) -> float:
+    """When the job was, in Unix seconds; where that cannot be read, when the pod was made."""
+    made_unix_s = unix_s(pod["metadata"].get("creationTimestamp"))
+    return or_else(notes.submitted_of, annotations(pod), made_unix_s)
 
 
 def state_of(pod: Json) -> DriverState:
     """The driver's state; before it has told any, and if it cannot be read, that of a job that waits."""
-    text = annotations(pod).get(doc.STATE)
-    try:
-        return decode(DriverState, text) if text else DriverState()
-    except DocumentError as error:
-        logger.warning("The state of %s cannot be read: %s", pod["metadata"]["name"], error)
-        return DriverState()
+    return or_else(notes.state_of, annotations(pod), DriverState())
 
 
 def is_over(pod: Json) -> bool:
@@ -116,3 +169,8 @@ def _startup(pod: Json) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"its driver finds no node: {condition.get('message')}"
     return "waits for GPUs"
+
+
+def _age(pod: Json) -> tuple[str, str]:
+    meta = pod["metadata"]
+    return meta.get("creationTimestamp") or "", meta.get("uid") or ""

@@ -4,21 +4,28 @@ Times are the API server's own (the ``Date`` of its answers), so that clocks tha
 nothing. Every change is conditional on the Lease's resourceVersion.
 """
 
+import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pollux.cluster.base import MAX_LEASE
 from pollux.cluster.k8s.claim import Claim
 from pollux.cluster.k8s.nodes import unix_s
+from pollux.cluster.numbers import next_number, read_counter
 from pollux.errors import Conflict
 from pollux_agent.driver.kube.api import KubeApi, KubeError
 from pollux_agent.driver.kube.documents import DECISION, annotations
 
+logger = logging.getLogger(__name__)
+
 NAME = "pollux-scheduler"
 _TRIES = 5
+_CLOCKS_DIFFER_S = 60.0
+"""Servers' clocks may; a lease that runs for longer than it was taken for is from before one was set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +49,27 @@ class SchedulingLease:
     def last_decision(self) -> int:
         """The last number given out, 0 before the first."""
         lease = self._read()
-        return _number(lease) if lease else 0
+        return (read_counter(_text(lease)) or 0) if lease else 0
 
-    def next_decision(self, largest_on_jobs: int) -> int:
-        """A number above all given out before and above ``largest_on_jobs``; raises Conflict if others are
-        always faster.
+    def next_decision(self, found: Collection[int]) -> int:
+        """A number above all given out before and above those that were ``found`` elsewhere, as far as these
+        count; a Lease that holds no number has one again. Raises Conflict if others are always faster.
         """
         for _ in range(_TRIES):
             lease = self._read() or self._create()
-            number = max(_number(lease), largest_on_jobs) + 1
+            text = _text(lease)
+            number = next_number(read_counter(text), found)
             lease["metadata"].setdefault("annotations", {})[DECISION] = str(number)
             if self._replace(lease):
+                if text and read_counter(text) is None:
+                    logger.error(
+                        "Lease %s/%s held %r for the last decision, after which none can come; goes on with "
+                        "%d, above what is found on jobs",
+                        self.namespace,
+                        NAME,
+                        text[:40],
+                        number,
+                    )
                 return number
         raise Conflict(f"lease {self.namespace}/{NAME}: others change it all the time; try again")
 
@@ -63,9 +80,10 @@ class SchedulingLease:
         if self.claim is not None:
             self.claim.note(lease, now)
         other = spec.get("holderIdentity") or ""
-        until = unix_s(spec.get("renewTime")) + float(spec.get("leaseDurationSeconds") or 0)
-        if other and other != holder and now < until:
-            raise Conflict(f"the scheduling lease is held by {other} for another {until - now:.0f} s at most")
+        lasts_s = min(float(spec.get("leaseDurationSeconds") or 0), MAX_LEASE.total_seconds())
+        left_s = unix_s(spec.get("renewTime")) + lasts_s - now
+        if other and other != holder and 0 < left_s <= lasts_s + _CLOCKS_DIFFER_S:
+            raise Conflict(f"the scheduling lease is held by {other} for another {left_s:.0f} s at most")
         stamp = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec |= {
             "holderIdentity": holder,
@@ -119,6 +137,5 @@ class SchedulingLease:
         return True
 
 
-def _number(lease: dict[str, Any]) -> int:
-    text = annotations(lease).get(DECISION, "0")
-    return int(text) if text.isdigit() else 0
+def _text(lease: dict[str, Any]) -> str:
+    return annotations(lease).get(DECISION, "")

@@ -6,7 +6,7 @@ evicts our pods is left out; one that is cordoned, or tainted against us, keeps 
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,10 +17,8 @@ from pollux.cluster.k8s.settings import KubeSettings
 from pollux.snapshot import Node
 from pollux_agent.driver.kube.documents import (
     JOB,
-    NODE,
     ROLE,
     WORKER_ROLE,
-    annotations,
     is_terminal,
     labels,
     node_key,
@@ -52,7 +50,8 @@ def read_books(
 ) -> Books:
     """``jobs`` are the jobs in view and their namespaces; ``now_unix_s`` is the API server's time."""
     resources = settings.gpu_resources
-    held = held_by_jobs(pods, resources)
+    workers = [pod for pod in pods if _is_worker(pod, jobs)]
+    held = held_by_jobs(workers, resources)
     foreign = _foreign(pods, jobs, resources)
     ours: dict[str, int] = defaultdict(int)
     for job_id in jobs:
@@ -91,15 +90,15 @@ def held_by_jobs(pods: Iterable[Json], resources: Sequence[str]) -> dict[str, Pl
     """Job id -> GPUs by node of its worker pods that are on their node and have not ended."""
     held: dict[str, dict[str, int]] = {}
     for pod in pods:
-        on_node = bool((pod.get("spec") or {}).get("nodeName"))
-        if labels(pod).get(ROLE) != WORKER_ROLE or is_terminal(pod) or not on_node:
+        node, job_id = (pod.get("spec") or {}).get("nodeName"), labels(pod).get(JOB)
+        if labels(pod).get(ROLE) != WORKER_ROLE or is_terminal(pod) or not node or not job_id:
             continue
-        job_id, key = labels(pod).get(JOB), annotations(pod).get(NODE)
         asked = _requests(pod)
-        gpus = sum(asked.get(resource, 0) for resource in resources)
-        if job_id and key and gpus:
-            placement = held.setdefault(job_id, {})
-            placement[key] = placement.get(key, 0) + gpus
+        for resource in resources:
+            if gpus := asked.get(resource, 0):
+                placement = held.setdefault(job_id, {})
+                key = node_key(node, resource, tuple(resources))
+                placement[key] = placement.get(key, 0) + gpus
     return dict(held)
 
 
@@ -146,7 +145,7 @@ def _of_container(container: Json) -> dict[str, int]:
 
 
 def _foreign(
-    pods: Iterable[Json], jobs: Collection[str], resources: Sequence[str]
+    pods: Iterable[Json], jobs: Mapping[str, str], resources: Sequence[str]
 ) -> Mapping[tuple[str, str], int]:
     """GPUs by node and resource that pods hold which are no workers of a job in view."""
     used: dict[tuple[str, str], int] = defaultdict(int)
@@ -154,12 +153,18 @@ def _foreign(
         node = (pod.get("spec") or {}).get("nodeName")
         if not node or is_terminal(pod):
             continue
-        if labels(pod).get(ROLE) == WORKER_ROLE and labels(pod).get(JOB) in jobs:
+        if _is_worker(pod, jobs):
             continue
         asked = _requests(pod)
         for resource in resources:
             used[node, resource] += asked.get(resource, 0)
     return used
+
+
+def _is_worker(pod: Json, jobs: Mapping[str, str]) -> bool:
+    """Whether it is a worker of a job in view: labelled so, and in the job's own namespace."""
+    namespace = jobs.get(labels(pod).get(JOB, ""))
+    return labels(pod).get(ROLE) == WORKER_ROLE and pod["metadata"].get("namespace") == namespace
 
 
 def _gpu_type(node: Json, resource: str, settings: KubeSettings) -> str:
@@ -254,9 +259,7 @@ def _quota(
     if not namespaces or not namespaces <= left.keys():
         return None
     own = sum(
-        _requests(pod).get(resource, 0)
-        for pod in pods
-        if labels(pod).get(ROLE) == WORKER_ROLE and labels(pod).get(JOB) in jobs and not is_terminal(pod)
+        _requests(pod).get(resource, 0) for pod in pods if _is_worker(pod, jobs) and not is_terminal(pod)
     )
     return max(0, own + sum(left[namespace] for namespace in namespaces))
 

@@ -1,5 +1,6 @@
 """Submitting a job: at most one driver pod a job, by its name; a job that is opened again gets a new pod."""
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -13,13 +14,16 @@ from pollux.cluster.k8s.nodes import unix_s
 from pollux.cluster.k8s.settings import KubeSettings
 from pollux.errors import ClusterUnavailable, Refused
 from pollux_agent.driver.kube import documents as doc
+from pollux_agent.driver.kube import notes
 from pollux_agent.driver.kube.api import KubeApi, KubeError, pod_path
+from pollux_agent.driver.kube.notes import or_else
 from pollux_agent.driver.machine import FINAL_PHASES
 from pollux_agent.driver.state import DriverState
-from pollux_agent.errors import DocumentError
-from pollux_agent.protocol import JobSpec
+from pollux_agent.protocol import JobSpec, encode
 
 Json = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
 
 _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?")
 _POLL_S = 0.5
@@ -50,15 +54,16 @@ class Submitter:
         old = self._find(job_id)
         if old is not None:
             self._check_owner(job_id, old, identity)
+            old = self._mended(old, identity, spec)
             if _stays(old, spec, fresh=fresh, now_unix_s=self.api.server_unix_s):
                 return old
             old = self._ended(job_id, old)
-        notes = self._notes(old, identity=identity, spec=spec, run_id=run_id, fresh=fresh)
+        first = self._notes(old, identity=identity, spec=spec, run_id=run_id, fresh=fresh)
         body = driver_pod(
             self.user_pod() if self.user_pod else {},
             job_id=job_id,
             namespace=self._where,
-            notes=notes,
+            notes=first,
             deployment=identity.deployment,
             settings=self.settings,
         )
@@ -86,12 +91,30 @@ class Submitter:
             raise
 
     def _check_owner(self, job_id: str, pod: Json, identity: JobIdentity) -> None:
-        try:
-            owner = jobs.job_of(pod, now_unix_s=0.0).identity
-        except DocumentError:
-            raise Refused(f"job_id: a pod {job_id!r} is there that is no job's driver; remove it") from None
-        if owner != identity:
+        """A driver's pod whose identity cannot be read is its job's by its name."""
+        owner = or_else(notes.identity_of, doc.annotations(pod), None)
+        if owner is None and not _is_marked(pod):
+            raise Refused(f"job_id: a pod {job_id!r} is there that is no job's driver; remove it")
+        if owner not in (None, identity):
             raise Refused(f"job_id: {job_id!r} belongs to another task, {owner}; use another")
+
+    def _mended(self, pod: Json, identity: JobIdentity, spec: JobSpec) -> Json:
+        """With what cannot be read of a job at work, and what its submission knows, put right."""
+        if not _at_work(pod, self.api.server_unix_s):
+            return pod
+        known = {doc.IDENTITY: encode(identity), doc.SPEC: encode(spec)}
+        found = doc.annotations(pod)
+        faults = {name: fault for name in known if (fault := notes.fault_of(found, name))}
+        labels = notes.driver_labels(pod["metadata"]["name"], identity.deployment)
+        if not faults and labels.items() <= doc.labels(pod).items():
+            return pod
+        logger.warning(
+            "What cannot be read of the driver's pod is put right: %s",
+            "; ".join(faults.values()) or "its labels",
+        )
+        changes = {"annotations": {name: known[name] for name in faults}, "labels": labels}
+        path = pod_path(self._where, pod["metadata"]["name"])
+        return self.api.patch(path, {"metadata": {**changes, "uid": pod["metadata"]["uid"]}})
 
     def _ended(self, job_id: str, pod: Json) -> Json:
         """A job that was asked to stop, once its driver has brought it to its end."""
@@ -138,15 +161,15 @@ class Submitter:
                 try_number=1,
                 state=None,
             )
-        before = jobs.job_of(old, now_unix_s=self.api.server_unix_s)
-        lost = before.status.phase not in FINAL_PHASES and before.status.stop is None
+        found, state = doc.annotations(old), jobs.state_of(old)
+        lost = state.phase not in FINAL_PHASES and or_else(notes.stop_of, found, None) is None
         return first_notes(
             **common,
-            run_id=run_id or before.mlflow_run_id,
-            submitted_unix_s=before.submitted_unix_s,
-            decision=before.allocation.decision,
-            try_number=before.status.try_number + (0 if lost else 1),
-            state=_opened_again(jobs.state_of(old)),
+            run_id=run_id or or_else(notes.run_of, found, ""),
+            submitted_unix_s=jobs.submitted(old),
+            decision=jobs.allocation_of(old).decision,
+            try_number=or_else(notes.try_of, found, 1) + (0 if lost else 1),
+            state=_opened_again(state),
         )
 
 
@@ -173,9 +196,15 @@ def _stays(pod: Json, spec: JobSpec, *, fresh: bool, now_unix_s: float) -> bool:
     """Whether a submission finds the job as it is: it is driven, or done and asked for nothing more."""
     state = jobs.state_of(pod)
     if state.phase in FINAL_PHASES:
-        asks_more = spec.extends(jobs.job_of(pod, now_unix_s=now_unix_s).spec)
+        done = or_else(notes.spec_of, doc.annotations(pod), None)
+        asks_more = done is None or spec.extends(done)
         return state.phase == "done" and not fresh and not asks_more
-    return _at_work(pod, now_unix_s) and not doc.annotations(pod).get(doc.STOP)
+    return _at_work(pod, now_unix_s) and or_else(notes.stop_of, doc.annotations(pod), None) is None
+
+
+def _is_marked(pod: Json) -> bool:
+    """Whether any label or annotation of ours is left on it."""
+    return any(name.startswith(doc.PREFIX) for name in [*doc.labels(pod), *doc.annotations(pod)])
 
 
 def _at_work(pod: Json, now_unix_s: float) -> bool:
