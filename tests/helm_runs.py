@@ -14,7 +14,7 @@ import yaml
 TOP = Path(__file__).resolve().parents[1]
 CHART = TOP / "charts" / "pollux"
 TOOLS = Path(sys.executable).parent
-NAMESPACE = "pollux-system"
+NAMESPACE = "pollux-test-system"
 
 Manifest = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ VALUE_SETS: Mapping[str, Mapping[str, Any]] = {
     "nothing set": {},
     "a whole installation": {
         "deployment": "research",
-        "namespaces": ["team-a", "team-b"],
+        "namespaces": ["pollux-test-a", "pollux-test-b"],
         "airflow": {
             "serviceAccounts": [
                 {"name": "airflow-worker", "namespace": "airflow"},
@@ -84,7 +84,7 @@ VALUE_SETS: Mapping[str, Mapping[str, Any]] = {
         },
         "mlflow": {"trackingUri": "http://mlflow.ml:5000", "externalUrl": "https://mlflow.example.org"},
         "gpus": {"resources": ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"], "typeLabel": "gpu/type"},
-        "leaseNamespace": "kube-public",
+        "leaseNamespace": "pollux-test-lease",
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "settings": {"POLLUX_SEED": 3},
         "checkpoints": {"pvc": {"storageClassName": "fast", "size": "1Ti"}},

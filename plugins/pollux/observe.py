@@ -84,7 +84,7 @@ def _job(
     placement = job.allocation.placement
     gone = [name for name, gpus in placement.items() if gpus > sizes.get(name, 0)]
     if gone:
-        remarks.append(f"its GPUs on {', '.join(sorted(gone))} are gone")
+        remarks.append(f"its GPUs on {', '.join(sorted(gone))} are gone, or more than a quota leaves")
         placement = {}
     return Job(
         job_id=job.job_id,

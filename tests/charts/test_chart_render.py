@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from helm_runs import CHART, NAMESPACE, TOP, VALUE_SETS, Manifest, named, of_kin
 from pollux.cluster.k8s import kube_settings
 from pollux.doctor.rights import ROLES, Right, rule
 from pollux.metrics import LastCycle, exposition
+from pollux.policy import POLICIES
 from pollux.settings import settings
 
 FULL = VALUE_SETS["a whole installation"]
@@ -28,10 +29,36 @@ def test_what_airflow_is_given_are_settings_that_it_understands(values: Mapping[
     assert all(isinstance(value, str) for value in data.values())
     general, kube = settings(data), kube_settings(data)
     assert general.cluster == "kubernetes"
-    assert kube.namespace == (values.get("namespaces") or [NAMESPACE])[0]
+    assert kube.namespaces == tuple(values.get("namespaces") or [NAMESPACE])
+    assert kube.namespace == kube.namespaces[0]
     known = {f"POLLUX_{field.upper()}" for field in type(general).__dataclass_fields__}
     known |= {f"POLLUX_KUBE_{field.upper()}" for field in type(kube).__dataclass_fields__}
     assert set(data) <= known | {"MLFLOW_TRACKING_URI"}
+
+
+@pytest.mark.parametrize(
+    ("release", "namespace", "want"),
+    [
+        pytest.param("pollux", "airflow", "airflow-pollux", id="the how-to's"),
+        pytest.param("pollux-demo", "pollux-demo", "pollux-demo", id="both alike"),
+        pytest.param("a.b", "team", "team-a-b", id="a dot in a release's name"),
+    ],
+)
+def test_releases_tell_their_jobs_apart(release: str, namespace: str, want: str) -> None:
+    assert deployment_of(release, namespace) == want
+
+
+def test_long_names_of_releases_stay_apart() -> None:
+    names = {deployment_of("p" * 53, "n" * 62 + end) for end in "ab"}
+    assert len(names) == 2
+    assert {len(name) for name in names} == {40}
+
+
+def deployment_of(release: str, namespace: str) -> str:
+    found = run_tool(
+        "helm", "template", release, str(CHART), "--namespace", namespace, "-s", "templates/settings.yaml"
+    )
+    return settings(yaml.safe_load(found.stdout)["data"]).deployment
 
 
 def test_the_values_reach_the_settings() -> None:
@@ -42,7 +69,7 @@ def test_the_values_reach_the_settings() -> None:
     assert str(general.airflow_login) == "/pollux/airflow/login.json"
     assert str(general.metrics_token) == "/pollux/metrics/token"
     assert kube.gpu_resources == ("nvidia.com/gpu", "nvidia.com/mig-1g.10gb")
-    assert (kube.gpu_type_label, kube.lease_namespace) == ("gpu/type", "kube-public")
+    assert (kube.gpu_type_label, kube.lease_namespace) == ("gpu/type", "pollux-test-lease")
     assert kube.jobs_volume == {"persistentVolumeClaim": {"claimName": "pollux-checkpoints"}}
     assert kube.tolerations[0]["key"] == "nvidia.com/gpu"
 
@@ -55,11 +82,18 @@ def test_the_values_reach_the_settings() -> None:
         pytest.param({"scheduler": {"intervalSeconds": 0}}, "intervalSeconds", id="no interval"),
         pytest.param({"scheduler": {"shadow": "yes"}}, "shadow", id="a word for a truth value"),
         pytest.param({"gpus": {"resources": []}}, "resources", id="no GPU resource"),
+        pytest.param({"settings": {"POLLUX_CLUSTER": "local"}}, "POLLUX_CLUSTER", id="a value's variable"),
+        pytest.param({"scheduler": {"policy": "nonsense"}}, "policy", id="no policy"),
+        pytest.param({"training": {"pod": {"nonsense": 1}}}, "training.pod", id="no pod"),
         pytest.param({"settings": {"PATH": "/evil"}}, "settings", id="somebody else's variable"),
         pytest.param(
             {"airflow": {"serviceAccounts": [{"namespace": "x"}]}}, "name", id="account without name"
         ),
         pytest.param({"checkpoints": {"pvc": {"size": "big"}}}, "size", id="no size"),
+        pytest.param({"scheduler": {"fairnessP": "fair"}}, "fairnessP", id="no exponent"),
+        pytest.param({"airflow": {"loginSecret": "a..b"}}, "loginSecret", id="an empty part of a name"),
+        pytest.param({"metrics": {"existingSecret": "Token"}}, "existingSecret", id="a capital letter"),
+        pytest.param({"airflow": {"loginSecret": "a" * 254}}, "loginSecret", id="too long a name"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: Mapping[str, Any], named_in_error: str) -> None:
@@ -67,6 +101,73 @@ def test_wrong_values_are_refused_by_name(values: Mapping[str, Any], named_in_er
     refused = run_tool("helm", *arguments, stdin=json.dumps(values), check=False)
     assert refused.returncode != 0
     assert named_in_error in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["my.secret.name", "a" * 253, "1.5", "007"])
+def test_every_name_that_kubernetes_takes_is_taken_and_stays_a_string(name: str) -> None:
+    """Secrets, claims and ServiceAccounts are DNS subdomains; a namespace is one label of up to 63."""
+    space = name.replace(".", "-")[:63]
+    values = {
+        "namespaces": [space],
+        "airflow": {"loginSecret": name, "serviceAccounts": [{"name": name, "namespace": space}]},
+        "metrics": {"existingSecret": name, "serviceMonitor": {"enabled": True}},
+        "checkpoints": {"pvc": {"existingClaim": name}},
+        "state": {"pvc": {"existingClaim": name}},
+        "training": {"image": "registry/training:1"},
+        **{part: {"serviceAccount": {"name": name}} for part in ("scheduler", "driver", "worker")},
+    }
+    manifests = render(values)
+    names = [value for manifest in manifests for value in _names(manifest)]
+    assert name in names
+    assert all(isinstance(value, str) for value in names)
+    notes = run_tool(
+        "helm", "install", "pollux", str(CHART), "--dry-run=client", "--values", "-", stdin=json.dumps(values)
+    ).stdout.partition("With Airflow's own chart, in its values:")[2]
+    for_airflow = yaml.safe_load(notes.partition("\n\n3.")[0])
+    assert [value for value in _names(for_airflow["volumes"]) if value == name] == [name] * 3
+
+
+def _names(part: Any) -> Iterator[object]:
+    """Everything that is the name of an object."""
+    if isinstance(part, Mapping):
+        for key, value in part.items():
+            if key in ("name", "namespace", "serviceAccountName", "claimName", "secretName"):
+                yield value
+            yield from _names(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _names(value)
+
+
+@pytest.mark.parametrize("values", [FULL, VALUE_SETS["nothing set"]], ids=["all", "nothing"])
+def test_the_pod_of_helm_test_has_every_file_that_its_settings_send_the_doctor_to(
+    values: Mapping[str, Any],
+) -> None:
+    manifests = render(values)
+    config = settings(named(manifests, "ConfigMap", "pollux-settings")["data"])
+    spec = named(manifests, "Pod", "pollux-doctor")["spec"]
+    (container,) = spec["containers"]
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert str(config.state) in mounted
+    if config.airflow_login is not None:
+        volume = mounted[str(config.airflow_login.parent)]
+        assert volume["secret"] == {"secretName": values["airflow"]["loginSecret"], "optional": True}
+
+
+def test_no_policy_but_those_that_schedule_is_taken() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"]["scheduler"]["properties"]["policy"]["enum"] == list(POLICIES)
+
+
+def test_a_variable_that_another_value_sets_is_refused_among_the_settings() -> None:
+    values = {**FULL, "training": {"image": "t:1"}, "driver": {"image": "d:1"}}
+    own = named(render(values), "ConfigMap", "pollux-settings")["data"].keys() - FULL["settings"].keys()
+    template = (CHART / "templates" / "settings.yaml").read_text()
+    assert own == set(re.findall(r"^  ([A-Z_]+):", template, re.MULTILINE)), "all of them are set here"
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    block = helpers.partition('define "pollux.ownSettings"')[2].partition("{{- end")[0]
+    assert set(re.findall(r"[A-Z][A-Z_]+", block)) == own
 
 
 def test_a_service_monitor_needs_the_token() -> None:
@@ -114,7 +215,7 @@ def needed(role: str, namespaces: list[str], lease: str) -> set[tuple[str, Right
 
 
 def test_each_account_has_exactly_the_rights_that_it_needs() -> None:
-    manifests, teams, lease = render(FULL), ["team-a", "team-b"], "kube-public"
+    manifests, teams, lease = render(FULL), ["pollux-test-a", "pollux-test-b"], "pollux-test-lease"
     scheduler = needed("scheduler", teams, lease)
     assert granted(manifests, f"{NAMESPACE}/pollux-scheduler") == scheduler
     for airflow in ("airflow/airflow-worker", f"{NAMESPACE}/airflow-triggerer"):
@@ -172,25 +273,25 @@ def test_nobody_but_workers_connects_to_workers_and_nobody_to_drivers() -> None:
         for policy in policies
     }
     assert len(by_role) == len(policies) == 4
-    worker = by_role["team-a", "worker"]["spec"]
+    worker = by_role["pollux-test-a", "worker"]["spec"]
     assert worker["policyTypes"] == ["Ingress", "Egress"]
     (peers,) = (part["from"] for part in worker["ingress"])
     assert peers == [{"podSelector": {"matchLabels": {"pollux.dev/role": "worker"}}}]
     assert {"ports": [{"port": 5000, "protocol": "TCP"}]} in worker["egress"]
     assert worker["egress"][-1]["ports"] == [{"port": 443}]
-    assert by_role["team-b", "driver"]["spec"]["ingress"] == []
+    assert by_role["pollux-test-b", "driver"]["spec"]["ingress"] == []
 
 
 def test_each_namespace_of_jobs_has_its_claim() -> None:
     claims = of_kind(render(FULL), "PersistentVolumeClaim")
     found = {(c["metadata"]["namespace"], c["metadata"]["name"]): c["spec"] for c in claims}
     assert set(found) == {
-        ("team-a", "pollux-checkpoints"),
-        ("team-b", "pollux-checkpoints"),
+        ("pollux-test-a", "pollux-checkpoints"),
+        ("pollux-test-b", "pollux-checkpoints"),
         (NAMESPACE, "pollux-state"),
     }
-    assert found["team-a", "pollux-checkpoints"]["storageClassName"] == "fast"
-    assert found["team-a", "pollux-checkpoints"]["resources"]["requests"]["storage"] == "1Ti"
+    assert found["pollux-test-a", "pollux-checkpoints"]["storageClassName"] == "fast"
+    assert found["pollux-test-a", "pollux-checkpoints"]["resources"]["requests"]["storage"] == "1Ti"
     assert of_kind(render(VALUE_SETS["as little as possible"]), "PersistentVolumeClaim") == []
 
 
@@ -231,7 +332,7 @@ def test_the_notes_say_which_host_mlflow_must_allow() -> None:
     notes = found.stdout.partition("NOTES:")[2]
     assert "--allowed-hosts mlflow.ml:5000" in notes
     assert "configMapRef: {name: pollux-settings}" in notes
-    assert "secretName: metrics-token" in notes
+    assert 'secretName: "metrics-token"' in notes
     assert "helm test pollux" in notes
     hinted = run_tool("helm", "install", "pollux", str(CHART), "--dry-run=client").stdout
     assert "airflow.serviceAccounts is empty" in hinted
@@ -239,10 +340,11 @@ def test_the_notes_say_which_host_mlflow_must_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "want"), [({}, None), ({"fairnessP": 0}, 0.0), ({"fairnessP": -0.5}, -0.5)]
+    ("given", "want"),
+    [({}, None), ({"fairnessP": 0}, 0.0), ({"fairnessP": -0.5}, -0.5), ({"fairnessP": "-1"}, -1.0)],
 )
 def test_the_fairness_exponent_is_the_policy_s_own_unless_it_is_given(
-    given: dict[str, float], want: float | None
+    given: dict[str, Any], want: float | None
 ) -> None:
     data = named(render({"scheduler": given}), "ConfigMap", "pollux-settings")["data"]
     assert settings(data).fairness_p == want

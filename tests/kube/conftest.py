@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_nodes import TestKube, run_script, story
+from kube_nodes import MADE_BY, TestKube, run_script, story
 
 _FAILED = pytest.StashKey[bool]()
 
@@ -18,7 +18,17 @@ def kube() -> Iterator[TestKube]:
     folder = Path(tempfile.mkdtemp(prefix="pollux-kube-"))
     try:
         if given := os.environ.get("KUBECONFIG"):
-            yield TestKube(kubeconfig=Path(given), folder=folder, scripts=None, state=None)
+            kube = TestKube(kubeconfig=Path(given), folder=folder, scripts=None, state=None)
+            if left := kube.leftovers():
+                pytest.exit(
+                    f"KUBECONFIG: tests before these left {', '.join(left)}; wait until they are gone, or "
+                    f"kubectl delete namespace -l {MADE_BY}",
+                    returncode=4,
+                )
+            try:
+                yield kube
+            finally:
+                kube.remove_made()
             return
         scripts = Path(os.environ["POLLUX_KUBE"])
         state = folder / "kube"

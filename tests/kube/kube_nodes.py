@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlparse
@@ -24,6 +24,9 @@ TOP = Path(__file__).resolve().parents[2]
 NODE_GRACE = "25s"
 GPU = "nvidia.com/gpu"
 DRIVER_ACCOUNT = "pollux-driver"
+PREFIX, MADE_BY = "pollux-test-", "pollux.dev/made-by"
+"""Of the namespaces that tests make: their names, and a label."""
+
 _SCRIPT_S = 240
 
 
@@ -46,10 +49,22 @@ class TestKube:
     folder: Path
     scripts: Path | None
     state: Path | None
+    made: list[str] = field(default_factory=list)
+    """The namespaces that the tests made."""
 
     @property
     def api(self) -> KubeApi:
         return open_api(self.kubeconfig)
+
+    def leftovers(self) -> list[str]:
+        """Namespaces of tests before us, which were killed."""
+        found = self.api.items("/api/v1/namespaces", labelSelector=MADE_BY)
+        return [item["metadata"]["name"] for item in found]
+
+    def remove_made(self) -> None:
+        """Remove the namespaces, whatever became of the tests."""
+        for name in self.made:
+            self.api.delete(f"/api/v1/namespaces/{name}")
 
     def node_up(self, name: str, gpus: int) -> None:
         """A real node, or a new number of GPUs for one that is up."""
@@ -79,10 +94,17 @@ class TestKube:
             pytest.skip("needs kube: real nodes come from POLLUX_KUBE's node-up.sh")
         run_script(self.scripts / script, *arguments, state=self.state)
 
+    def bare_namespace(self, name: str) -> str:
+        """An empty namespace, with our mark and a name that nobody else has: none is in its way."""
+        assert name.startswith(PREFIX), name
+        self.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": {MADE_BY: "tests"}}})
+        self.made.append(name)
+        return name
+
     def namespace(self, name: str) -> str:
-        """An empty namespace with a service account that may do what a driver does, and no more."""
+        """As :meth:`bare_namespace`, with a service account that may do what a driver does, and no more."""
         api = self.api
-        api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        self.bare_namespace(name)
         accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
         roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}"
         api.create(accounts, {"metadata": {"name": DRIVER_ACCOUNT}})

@@ -27,7 +27,7 @@ from pollux_agent.protocol import DriverEvent, Event, JobFolder, decode
 
 DAG = "pollux_train"
 SYNC_DAG = "train_in_the_task"
-RELEASE = "airflow"
+RELEASE = "pollux-test-airflow"
 """The namespace of the chart's release and of Airflow's own account, and that account."""
 INTERVAL_S = 10.0
 WAIT_S = 240.0
@@ -86,7 +86,7 @@ def _install(kube: TestKube, namespace: str, folder: Path) -> Path:
     """Install the chart for jobs in ``namespace``; the kubeconfig of Airflow's account."""
     api = kube.api
     for name in (RELEASE, namespace):
-        api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        kube.bare_namespace(name)
     api.create(f"/api/v1/namespaces/{RELEASE}/serviceaccounts", {"metadata": {"name": RELEASE}})
     values = {
         "namespaces": [namespace],

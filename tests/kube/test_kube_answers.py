@@ -23,7 +23,7 @@ NODES = {"node-0": 4, "node-1": 4}
 def space(kube: TestKube) -> str:
     for name, gpus in NODES.items():
         kube.node_up(name, gpus)
-    return kube.namespace("answers")
+    return kube.namespace("pollux-test-answers")
 
 
 @pytest.fixture

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 from helm_runs import CHART, NAMESPACE, VALUE_SETS, account_kubeconfig, render, run_tool
-from kube_nodes import awaited, has_token
+from kube_nodes import TestKube, awaited, has_token
 
 from pollux.doctor.rights import ROLES, Right
 from pollux_agent.driver.kube.api import KubeApi, KubeError, open_api, pod_path
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.slow]
 
-TEAMS = ("team-a", "team-b")
+TEAMS = ("pollux-test-a", "pollux-test-b")
+SPACES = (NAMESPACE, *TEAMS, "pollux-test-lease")
+"""All that are named in values here and in the sets of values."""
+
 VALUES: Mapping[str, Any] = {
     "namespaces": list(TEAMS),
     "airflow": {"serviceAccounts": [{"name": "airflow-worker", "namespace": NAMESPACE}]},
@@ -35,7 +38,7 @@ def helm(admin: Path, *arguments: str, values: Mapping[str, Any] = VALUES) -> No
 
 
 @pytest.fixture(scope="module")
-def admin(kube: Any) -> Path:
+def admin(kube: TestKube) -> Path:
     """The kubeconfig of an administrator."""
     found: Path = kube.kubeconfig
     return found
@@ -54,16 +57,16 @@ def kubeconfig_of(admin: Path) -> Iterator[KubeconfigOf]:
 
 
 @pytest.fixture(scope="module")
-def api(admin: Path) -> Iterator[KubeApi]:
+def api(kube: TestKube, admin: Path) -> Iterator[KubeApi]:
     """The administrator's API, with the namespaces and Airflow's own account."""
     api = open_api(admin)
-    for namespace in (NAMESPACE, *TEAMS):
-        api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    for namespace in SPACES:
+        kube.bare_namespace(namespace)
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     api.create(accounts, {"metadata": {"name": "airflow-worker"}})
     awaited(lambda: has_token(api, f"{accounts}/default"))
     yield api
-    for namespace in (NAMESPACE, *TEAMS):
+    for namespace in SPACES:
         api.delete(f"/api/v1/namespaces/{namespace}")
 
 
@@ -136,9 +139,9 @@ def test_the_scheduler_is_refused_everything_else(installed: None, kubeconfig_of
     api = open_api(kubeconfig_of(NAMESPACE, "pollux-scheduler"))
     assert not refused(lambda: api.get("/api/v1/nodes"))
     assert not refused(lambda: api.get("/api/v1/pods"))
-    assert refused(lambda: api.create(pod_path("team-a"), {"metadata": {"name": "x"}, "spec": {}}))
-    assert refused(lambda: api.delete(pod_path("team-a", "x")))
-    assert refused(lambda: api.get("/api/v1/namespaces/team-a/secrets"))
+    assert refused(lambda: api.create(pod_path("pollux-test-a"), {"metadata": {"name": "x"}, "spec": {}}))
+    assert refused(lambda: api.delete(pod_path("pollux-test-a", "x")))
+    assert refused(lambda: api.get("/api/v1/namespaces/pollux-test-a/secrets"))
     assert refused(lambda: api.patch("/api/v1/nodes/x", {"metadata": {"labels": {"a": "b"}}}))
     assert refused(lambda: api.patch(pod_path("kube-system", "x"), {"metadata": {}}))
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/another"
@@ -148,23 +151,23 @@ def test_the_scheduler_is_refused_everything_else(installed: None, kubeconfig_of
 def test_a_driver_is_confined_to_the_pods_of_its_namespace(
     installed: None, kubeconfig_of: KubeconfigOf
 ) -> None:
-    api = open_api(kubeconfig_of("team-a", "pollux-driver"))
+    api = open_api(kubeconfig_of("pollux-test-a", "pollux-driver"))
     for right in ROLES["driver"]:
-        assert allowed(api, right, "team-a"), right
-        assert not allowed(api, right, "team-b"), right
+        assert allowed(api, right, "pollux-test-a"), right
+        assert not allowed(api, right, "pollux-test-b"), right
     assert refused(lambda: api.get("/api/v1/nodes"))
-    assert refused(lambda: api.get(pod_path("team-b")))
-    assert refused(lambda: api.get("/api/v1/namespaces/team-a/secrets"))
+    assert refused(lambda: api.get(pod_path("pollux-test-b")))
+    assert refused(lambda: api.get("/api/v1/namespaces/pollux-test-a/secrets"))
 
 
 def test_user_code_may_do_nothing(installed: None, kubeconfig_of: KubeconfigOf) -> None:
     """Even with a token, which no worker is given."""
-    api = open_api(kubeconfig_of("team-a", "pollux-worker"))
+    api = open_api(kubeconfig_of("pollux-test-a", "pollux-worker"))
     for right in {right for rights in ROLES.values() for right in rights}:
-        for namespace in ("team-a", NAMESPACE, ""):
+        for namespace in ("pollux-test-a", NAMESPACE, ""):
             assert not allowed(api, right, namespace), right.in_words(namespace)
-    assert refused(lambda: api.get(pod_path("team-a")))
-    assert refused(lambda: api.patch(pod_path("team-a", "x"), {"metadata": {}}))
+    assert refused(lambda: api.get(pod_path("pollux-test-a")))
+    assert refused(lambda: api.patch(pod_path("pollux-test-a", "x"), {"metadata": {}}))
 
 
 def test_an_upgrade_to_shadow_mode_takes_the_right_to_write(
@@ -172,30 +175,30 @@ def test_an_upgrade_to_shadow_mode_takes_the_right_to_write(
 ) -> None:
     api = open_api(kubeconfig_of(NAMESPACE, "pollux-scheduler"))
     patch = Right(verb="patch", resource="pods")
-    assert allowed(api, patch, "team-a")
+    assert allowed(api, patch, "pollux-test-a")
     helm(admin, "upgrade", "pollux", str(CHART), values={**VALUES, "scheduler": {"shadow": True}})
-    assert not allowed(api, patch, "team-a")
+    assert not allowed(api, patch, "pollux-test-a")
     assert all(allowed(api, right, "") for right in ROLES["shadow"])
     helm(admin, "upgrade", "pollux", str(CHART))
-    assert allowed(api, patch, "team-a")
+    assert allowed(api, patch, "pollux-test-a")
 
 
 def test_uninstalling_leaves_what_running_jobs_need_and_a_new_install_takes_it_over(
     admin: Path, api: KubeApi, installed: None, kubeconfig_of: KubeconfigOf
 ) -> None:
-    driver = open_api(kubeconfig_of("team-a", "pollux-driver"))
+    driver = open_api(kubeconfig_of("pollux-test-a", "pollux-driver"))
     pod = {
         "metadata": {"name": "job", "labels": {"pollux.dev/role": "driver"}},
         "spec": {"serviceAccountName": "pollux-driver", "containers": [{"name": "base", "image": "none:1"}]},
     }
-    awaited(lambda: has_token(api, "/api/v1/namespaces/team-a/serviceaccounts/pollux-driver"))
-    uid = api.create(pod_path("team-a"), pod)["metadata"]["uid"]
-    claim = "/api/v1/namespaces/team-a/persistentvolumeclaims/pollux-checkpoints"
+    awaited(lambda: has_token(api, "/api/v1/namespaces/pollux-test-a/serviceaccounts/pollux-driver"))
+    uid = api.create(pod_path("pollux-test-a"), pod)["metadata"]["uid"]
+    claim = "/api/v1/namespaces/pollux-test-a/persistentvolumeclaims/pollux-checkpoints"
     claimed = api.get(claim)["metadata"]["uid"]
     scheduler = open_api(kubeconfig_of(NAMESPACE, "pollux-scheduler"))
 
     run_tool("helm", "uninstall", "pollux", "--namespace", NAMESPACE, kubeconfig=admin)
-    assert driver.get(pod_path("team-a", "job"))["metadata"]["uid"] == uid
+    assert driver.get(pod_path("pollux-test-a", "job"))["metadata"]["uid"] == uid
     assert api.get(claim)["metadata"]["uid"] == claimed
     with pytest.raises(KubeError) as gone:
         scheduler.get("/api/v1/nodes")
@@ -207,5 +210,5 @@ def test_uninstalling_leaves_what_running_jobs_need_and_a_new_install_takes_it_o
     ]
 
     helm(admin, "install", "pollux", str(CHART))
-    assert driver.get(pod_path("team-a", "job"))["metadata"]["uid"] == uid
+    assert driver.get(pod_path("pollux-test-a", "job"))["metadata"]["uid"] == uid
     assert api.get(claim)["metadata"]["uid"] == claimed

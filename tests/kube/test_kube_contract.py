@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 def space(kube: TestKube) -> str:
     for name, gpus in NODES.items():
         kube.node_up(name, gpus)
-    return kube.namespace("contract")
+    return kube.namespace("pollux-test-contract")
 
 
 class TestKubeCluster(ClusterContract):

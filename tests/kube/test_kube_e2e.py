@@ -36,7 +36,7 @@ NODES = {"node-0": 4, "node-1": 4}
 def stack(kube: TestKube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeStack]:
     for name, gpus in NODES.items():
         kube.node_up(name, gpus)
-    with kube_stack(kube, "training", tmp_path_factory.mktemp("kube")) as running:
+    with kube_stack(kube, "pollux-test-training", tmp_path_factory.mktemp("kube")) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from pollux_agent.protocol import JobFolder
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(600)]
 
 NODES = {"node-0": 4, "node-1": 4}
-NAMESPACE = "faults"
+NAMESPACE = "pollux-test-faults"
 AWAY_S = 60.0
 PLACE_WAIT_S = 6
 

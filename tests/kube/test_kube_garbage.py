@@ -24,7 +24,7 @@ GARBAGE = [None, "", "{garbage", "[]", "-1", "999999999999999999999", "900719925
 @pytest.fixture(scope="module")
 def spaces(kube: TestKube) -> tuple[str, str]:
     """Ours, and somebody else's."""
-    return kube.namespace("garbage"), kube.namespace("elsewhere")
+    return kube.namespace("pollux-test-garbage"), kube.namespace("pollux-test-elsewhere")
 
 
 @pytest.fixture

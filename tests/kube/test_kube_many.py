@@ -35,7 +35,7 @@ _SUBMITTERS = 8
 @pytest.fixture
 def crowd(kube: TestKube, tmp_path: Path) -> Iterator[KubeCluster]:
     """A namespace of jobs whose drivers nobody schedules: one that was submitted, and others like it."""
-    space = kube.namespace("crowd")
+    space = kube.namespace("pollux-test-crowd")
     settings = kube.settings(space, tmp_path / "jobs")
     spec = JobSpec(name="one", script="one.py", initial_batch_size=8, max_local_batch_size=8, max_gpus=1)
     who = JobIdentity(deployment="crowd", dag_id="d", run_id="0", task_id="t")
@@ -80,7 +80,7 @@ def test_a_namespace_of_two_thousand_jobs_is_read_in_a_bounded_number_of_calls(
 
     with faulty_server(kube) as server:
         server.faults = [Fault("list", 410, 1, part="continue=")]
-        through = KubeCluster(server.api(kube), kube.settings("crowd", tmp_path / "jobs"))
+        through = KubeCluster(server.api(kube), kube.settings("pollux-test-crowd", tmp_path / "jobs"))
         assert of_crowd(through.observe()) == NUM_JOBS, "a list that expired half-way starts over"
         assert server.faults[0].left == 0
         assert server.counts["list"] <= 2 * pages + 3
@@ -97,7 +97,7 @@ def test_two_deployments_share_a_cluster_and_each_acts_on_its_own_jobs(
     jobs: dict[str, list[SteadyJob]] = {}
     schedulers: dict[str, Scheduler] = {}
     for deployment in ("east", "west"):
-        space = kube.namespace(deployment)
+        space = kube.namespace(f"pollux-test-{deployment}")
         kube_settings = kube.settings(space, tmp_path / "jobs", lease_namespace="default")
         bound = KubeCluster(kube.api, kube_settings, namespace=space, user_pod=host_pod)
         jobs[deployment] = [
@@ -127,7 +127,7 @@ def test_two_deployments_share_a_cluster_and_each_acts_on_its_own_jobs(
         return [job.now.allocation.num_gpus for group in jobs.values() for job in group]
 
     try:
-        with tenant(kube, "east", "node-0", 3), tenant(kube, "west", "node-1", 3):
+        with tenant(kube, "pollux-test-east", "node-0", 3), tenant(kube, "pollux-test-west", "node-1", 3):
             threads = [threading.Thread(target=schedule, args=(name, 5)) for name in jobs]
             for thread in threads:
                 thread.start()

@@ -21,7 +21,7 @@ from pollux_agent.protocol import JobFolder
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.timeout(900)]
 
 NODES = {"node-0": 4, "node-1": 4}
-SPACE = "alone"
+SPACE = "pollux-test-alone"
 AT_ONCE = 3
 """Each holds a GPU of each node at most."""
 

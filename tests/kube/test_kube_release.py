@@ -12,18 +12,18 @@ from helm_runs import CHART, run_tool
 from kube_nodes import TestKube
 
 from pollux.cluster.k8s import kube_settings
-from pollux.doctor.release import settings_of
+from pollux.doctor.release import read_release
 from pollux.errors import ConfigError
 
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.slow]
 
-SPACE = "released"
+SPACE = "pollux-test-released"
 URI = "http://mlflow.ml:5000"
 
 
 @pytest.fixture(scope="module")
 def release(kube: TestKube) -> Iterator[str]:
-    kube.api.create("/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    kube.bare_namespace(SPACE)
     values = {
         "mlflow": {"trackingUri": URI},
         "namespaces": [SPACE],
@@ -41,9 +41,12 @@ def release(kube: TestKube) -> Iterator[str]:
 
 
 def test_the_settings_are_those_of_airflows_pods_but_for_paths_in_them(kube: TestKube, release: str) -> None:
-    found = settings_of(kube.api, release)
+    told = read_release(kube.api, release)
+    found = told.settings
     assert found["MLFLOW_TRACKING_URI"] == found["POLLUX_KUBE_MLFLOW_TRACKING_URI"] == URI
-    assert not {"POLLUX_STATE", "POLLUX_METRICS_TOKEN"} & found.keys()
+    assert told.inside == {"POLLUX_STATE", "POLLUX_METRICS_TOKEN"}
+    assert not told.inside & found.keys()
+    assert told.training_pod is None
     settings = kube_settings(found)
     assert settings.namespace == SPACE
     assert settings.jobs_volume == {"hostPath": {"path": "/jobs"}}
@@ -53,7 +56,7 @@ def test_the_settings_are_those_of_airflows_pods_but_for_paths_in_them(kube: Tes
 @pytest.mark.parametrize("name", ["ours", f"{SPACE}/", f"{SPACE}/another"])
 def test_a_release_that_is_not_there_is_named(kube: TestKube, release: str, name: str) -> None:
     with pytest.raises(ConfigError, match="--release"):
-        settings_of(kube.api, name)
+        read_release(kube.api, name)
 
 
 def test_the_command_goes_by_them(kube: TestKube, release: str, tmp_path: Path) -> None:

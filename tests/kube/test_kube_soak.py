@@ -27,7 +27,7 @@ from pollux_agent.protocol import JobFolder
 pytestmark = [pytest.mark.needs("kube"), pytest.mark.e2e, pytest.mark.timeout(0)]
 
 NODES = {"node-0": 4, "node-1": 4}
-SPACE = "soak"
+SPACE = "pollux-test-soak"
 EVERY_S = 5.0
 ORPHAN_S = 60.0
 """Until a worker without its driver is told to end."""

@@ -53,6 +53,15 @@ class TakenWorkers(Protocol):
         ...
 
 
+@runtime_checkable
+class DistantWorkers(Protocol):
+    """Workers whose output comes to the job's folder by and by."""
+
+    def read_out(self) -> None:
+        """The gang is gone: what it printed is in the folder on return, as far as it can be had."""
+        ...
+
+
 class Driver:
     """Call :meth:`tick` often; ``save`` keeps each new state before it is acted upon."""
 
@@ -116,6 +125,8 @@ class Driver:
         incarnation = self.state.incarnation
         waits = self.state.phase == "waiting"
         gone = not waits and not (gang and any(gang.values()))
+        if gone and isinstance(self._workers, DistantWorkers):
+            self._workers.read_out()
         return Seen(
             now_unix_s=now_unix_s,
             allocation=allocation,

@@ -19,6 +19,7 @@ from pollux_agent.protocol.event import DriverEventName
 FINAL_PHASES: frozenset[Phase] = frozenset({"done", "failed", "ended"})
 _IDLE = "; no step for "
 _IDLE_MINUTES = 4
+_MAX_WORDS = 300
 ABRUPT: frozenset[StopReason] = frozenset({"failed", "orphan"})
 """Reasons to stop that leave no time for a checkpoint."""
 
@@ -254,7 +255,7 @@ def _failed(state: DriverState, seen: Seen, failure: Outcome) -> Turn:
 def _gave_up(state: DriverState, seen: Seen) -> Turn:
     error = (
         f"{state.fruitless_starts} starts in a row ended without any progress beyond step {state.best_step} "
-        "and without an error of the script; the workers' last lines are in the traceback"
+        f"and without an error of the script; {_last_words(seen.log_tail)}"
     )
     outcome = Outcome(
         kind="failed",
@@ -267,6 +268,14 @@ def _gave_up(state: DriverState, seen: Seen) -> Turn:
         traceback=seen.log_tail,
     )
     return _end(state, seen, "failed", error, outcome=outcome, final=True)
+
+
+def _last_words(log_tail: str) -> str:
+    """Where to look for the cause, and its likeliest line."""
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    if not lines:
+        return "the workers printed nothing: see the driver's log"
+    return f"the workers' last lines are in the traceback, the very last one is: {lines[-1][:_MAX_WORDS]}"
 
 
 def _end(

@@ -57,9 +57,9 @@ def unsaved(folder: JobFolder, incarnation: int) -> str:
 
 
 def log_tail(folder: JobFolder, incarnation: int, nodes: Iterable[str]) -> str:
-    """The last lines that an incarnation's workers printed, node by node."""
-    parts = [f"{node}:\n{tail(folder.log(incarnation, node), _LOG_TAIL_BYTES)}" for node in nodes]
-    return "\n".join(parts)
+    """The last lines that an incarnation's workers printed, node by node; empty if none printed any."""
+    tails = {node: tail(folder.log(incarnation, node), _LOG_TAIL_BYTES) for node in nodes}
+    return "\n".join(f"{node}:\n{text}" for node, text in tails.items() if text.strip())
 
 
 def _outcome(path: Path) -> Outcome | None:

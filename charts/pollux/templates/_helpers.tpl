@@ -12,8 +12,8 @@
 {{- end -}}
 
 {{- define "pollux.labels" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: pollux
@@ -23,6 +23,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{/* The namespaces of jobs, comma separated: the release's own unless others are named. */}}
 {{- define "pollux.namespaces" -}}
 {{- join "," (default (list .Release.Namespace) .Values.namespaces | uniq) -}}
+{{- end -}}
+
+{{/* The deployment's name: one given, else one that no other release on the cluster has, 40 characters at most. */}}
+{{- define "pollux.deployment" -}}
+{{- if .Values.deployment -}}
+{{- .Values.deployment -}}
+{{- else -}}
+{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Namespace .Release.Name) (eq .Release.Name .Release.Namespace) | replace "." "-" -}}
+{{- if le (len $own) 40 -}}
+{{- $own -}}
+{{- else -}}
+{{- printf "%s-%s" ($own | trunc 31 | trimSuffix "-") ($own | sha256sum | trunc 8) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The variables that settings.yaml sets from other values. */}}
+{{- define "pollux.ownSettings" -}}
+{{- print "POLLUX_CLUSTER POLLUX_STATE POLLUX_DEPLOYMENT POLLUX_INTERVAL_S POLLUX_POLICY POLLUX_FAIRNESS_P POLLUX_SHADOW" -}}
+{{- print " POLLUX_KEEP_DECISIONS POLLUX_KUBE_NAMESPACE POLLUX_KUBE_NAMESPACES POLLUX_KUBE_LEASE_NAMESPACE" -}}
+{{- print " POLLUX_KUBE_GPU_RESOURCES POLLUX_KUBE_GPU_TYPE_LABEL POLLUX_KUBE_DRIVER_SERVICE_ACCOUNT" -}}
+{{- print " POLLUX_KUBE_POD_TEMPLATE POLLUX_KUBE_DRIVER_IMAGE POLLUX_KUBE_TOLERATIONS POLLUX_KUBE_JOBS_VOLUME" -}}
+{{- print " MLFLOW_TRACKING_URI POLLUX_MLFLOW_URL POLLUX_AIRFLOW_URL POLLUX_AIRFLOW_LOGIN POLLUX_METRICS_TOKEN" -}}
 {{- end -}}
 
 {{- define "pollux.leaseNamespace" -}}
@@ -105,8 +128,8 @@ helm.sh/resource-policy: keep
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
-  name: {{ .name }}
-  namespace: {{ .namespace }}
+  name: {{ .name | quote }}
+  namespace: {{ .namespace | quote }}
   labels:
     {{- include "pollux.labels" .root | nindent 4 }}
   annotations:

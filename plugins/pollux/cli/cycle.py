@@ -34,7 +34,7 @@ def cycle(
     from pollux.store import ModelStore
     from pollux_agent.protocol import to_plain
 
-    config = open_settings(state)
+    config, environ = open_settings(state)
     config = replace(config, shadow=config.shadow or shadow)
     if not config.mlflow_tracking_uri:
         typer.echo("MLFLOW_TRACKING_URI: not set; name the MLflow server that the jobs report to", err=True)
@@ -47,7 +47,7 @@ def cycle(
     )
     try:
         result = run_once(
-            open_cluster(config),
+            open_cluster(config, environ),
             store,
             config,
             now=time.time(),

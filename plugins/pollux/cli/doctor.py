@@ -1,7 +1,10 @@
 """``pollux doctor``: what an installation lacks, and the exact rule or value to add."""
 
+import copy
 import json
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli import app
-from pollux.cli.opening import DEFAULT_STATE, StateOption
+from pollux.cli.opening import DEFAULT_STATE, StateOption, stack_variables
 
 if TYPE_CHECKING:
     from pollux.doctor import Finding, KubePlan
+    from pollux.doctor.release import Release
     from pollux.settings import Settings
 
 
@@ -22,7 +26,7 @@ def doctor(
     cluster: Annotated[str, typer.Option(help="local or kubernetes.", show_default="POLLUX_CLUSTER")] = "",
     namespace: Annotated[
         list[str] | None,
-        typer.Option(help="A namespace of jobs; may be repeated.", show_default="POLLUX_KUBE_NAMESPACE"),
+        typer.Option(help="A namespace of jobs; may be repeated.", show_default="POLLUX_KUBE_NAMESPACES"),
     ] = None,
     role: Annotated[
         list[str] | None,
@@ -48,8 +52,9 @@ def doctor(
     """Check Airflow, MLflow, rights, GPUs, quotas, storage, clocks, versions; 1 if something is missing."""
     from pollux.doctor import examine
 
-    environ = _environment(state, cluster, release)
-    config, plan = _plan(environ, namespace, role, account, image, pod)
+    installed = _release(release) if release else None
+    environ = _environment(state, cluster, installed)
+    config, plan = _plan(environ, namespace, role, account, _template(image, pod, installed), installed)
     findings = []
     for finding in examine(config, plan):
         findings.append(finding)
@@ -68,25 +73,36 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _environment(state: Path | None, cluster: str, release: str) -> dict[str, str]:
-    """Our own variables over those of the release; ends the command where they cannot be had."""
+def _release(name: str) -> "Release":
+    """The installed release; ends the command where it cannot be read."""
     from pollux.cluster.k8s import kube_settings
-    from pollux.doctor.release import settings_of
+    from pollux.doctor.release import read_release
     from pollux.errors import ConfigError
     from pollux_agent.driver.kube.api import KubeError, open_api
 
-    environ = dict(os.environ)
-    if release:
-        try:
-            kube = kube_settings(environ)
-            environ = settings_of(open_api(kube.config, kube.context), release) | environ
-        except ConfigError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(2) from None
-        except KubeError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from None
-    environ["POLLUX_STATE"] = str(state) if state else environ.get("POLLUX_STATE") or DEFAULT_STATE
+    try:
+        kube = kube_settings(os.environ)
+        return read_release(open_api(kube.config, kube.context), name)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except KubeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def _environment(state: Path | None, cluster: str, release: "Release | None") -> dict[str, str]:
+    """Our own variables over those of the release, or else of the stack in the state folder."""
+    from pollux.errors import ConfigError, StackError
+
+    folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
+    try:
+        given = release.settings if release else stack_variables(Path(folder))
+    except (ConfigError, StackError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    own = {name: value for name, value in os.environ.items() if value}
+    environ = {**given, **own, "POLLUX_STATE": folder}
     if cluster:
         environ["POLLUX_CLUSTER"] = cluster
     return environ
@@ -97,11 +113,12 @@ def _plan(
     namespaces: list[str] | None,
     roles: list[str] | None,
     account: str,
-    image: str,
-    pod: Path | None,
+    pod: Mapping[str, Any] | None,
+    release: "Release | None",
 ) -> "tuple[Settings, KubePlan | None]":
     """The settings of the environment, and the options; ends with 2 where one is wrong."""
     from pollux.cluster.k8s import kube_settings
+    from pollux.cluster.k8s.settings import NAME_PATTERN
     from pollux.doctor import KubePlan
     from pollux.doctor.rights import ROLES
     from pollux.errors import ConfigError
@@ -112,6 +129,11 @@ def _plan(
         if config.cluster == "local":
             return config, None
         kube = kube_settings(environ)
+        wrong = [name for name in namespaces or () if re.fullmatch(NAME_PATTERN, name) is None]
+        if wrong:
+            raise ConfigError(
+                f"--namespace: {wrong[0]!r} is no name of a namespace: lower-case letters, digits and hyphens"
+            )
         unknown = sorted(set(roles or ()) - ROLES.keys())
         if unknown:
             raise ConfigError(f"--role: {unknown[0]!r} is none; name one of {', '.join(ROLES)}")
@@ -119,31 +141,41 @@ def _plan(
             raise ConfigError(f"--account: {account!r} is no NAMESPACE/NAME")
         return config, KubePlan(
             settings=kube,
-            namespaces=namespaces or [kube.namespace],
+            namespaces=namespaces or list(dict.fromkeys((kube.namespace, *kube.namespaces))),
             roles=roles or ["shadow" if config.shadow else "scheduler"],
             account=account,
-            pod=_template(image, pod),
+            pod=pod,
+            login_elsewhere=release is not None and "POLLUX_AIRFLOW_LOGIN" in release.inside,
         )
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
 
 
-def _template(image: str, pod: Path | None) -> dict[str, Any] | None:
-    import yaml
-
-    from pollux.errors import ConfigError
-
-    if pod is None:
-        return {"spec": {"containers": [{"name": "doctor", "image": image}]}} if image else None
-    try:
-        found = yaml.safe_load(pod.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"--pod: {pod} cannot be read: {error}") from None
-    if not isinstance(found, dict) or not (found.get("spec") or {}).get("containers"):
-        raise ConfigError(f"--pod: {pod} is no pod with a container; write one as for kubectl")
+def _template(image: str, pod: Path | None, release: "Release | None") -> dict[str, Any] | None:
+    """The pod that tries the storage: the one given, else the release's of trainings, with that image; None
+    without pod and image. Ends with 2 where the file holds none.
+    """
+    if pod is None and not image:
+        return None
+    plain = {"spec": {"containers": [{"name": "doctor"}]}}
+    found = _read_pod(pod) if pod else copy.deepcopy(dict((release and release.training_pod) or plain))
     if image:
         found["spec"]["containers"][0]["image"] = image
+    return found
+
+
+def _read_pod(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        typer.echo(f"--pod: {path} cannot be read: {error}", err=True)
+        raise typer.Exit(2) from None
+    if not isinstance(found, dict) or not (found.get("spec") or {}).get("containers"):
+        typer.echo(f"--pod: {path} is no pod with a container; write one as for kubectl", err=True)
+        raise typer.Exit(2)
     return found
 
 

@@ -1,7 +1,7 @@
 """The settings that commands by hand run with: the environment's, filled up from the running stack."""
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,20 +16,39 @@ StateOption = Annotated[
 ]
 
 
-def open_settings(state: Path | None) -> "Settings":
-    """Settings for ``state``, else POLLUX_STATE, else the stack's usual folder; ends with 2 if wrong.
+def open_settings(state: Path | None) -> "tuple[Settings, Mapping[str, str]]":
+    """Settings for ``state``, else POLLUX_STATE, else the stack's usual folder, and the variables that they
+    and the cluster's come from; ends with 2 if wrong.
 
-    MLflow's address comes from the stack's record where MLFLOW_TRACKING_URI is not set.
+    What the environment does not set is as the stack in that folder was started with: the kind of cluster,
+    the policy, MLflow's address.
     """
     from pollux.errors import ConfigError, StackError
     from pollux.settings import settings
-    from pollux.stack.record import read_record
 
     try:
         folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
-        config = settings({**os.environ, "POLLUX_STATE": folder})
-        record = None if config.mlflow_tracking_uri else read_record(config.state)
+        own = {name: value for name, value in os.environ.items() if value}
+        environ = {**stack_variables(Path(folder)), **own, "POLLUX_STATE": folder}
+        return settings(environ), environ
     except (ConfigError, StackError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    return replace(config, mlflow_tracking_uri=record.mlflow_url) if record else config
+
+
+def stack_variables(state: Path) -> dict[str, str]:
+    """The settings of the stack in that folder, with the addresses of its services; none without a stack.
+
+    Raises ConfigError and StackError where its record cannot be read.
+    """
+    from pollux.stack.record import read_record
+
+    record = read_record(state)
+    if record is None:
+        return {}
+    return {
+        **record.plan.settings,
+        "MLFLOW_TRACKING_URI": record.mlflow_url,
+        "POLLUX_AIRFLOW_URL": record.airflow_url,
+        "POLLUX_AIRFLOW_LOGIN": str(record.login),
+    }

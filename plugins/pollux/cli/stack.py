@@ -1,8 +1,10 @@
 """``pollux stack``: Airflow, MLflow and the local cluster as one stack on this machine."""
 
 import json
+import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +68,7 @@ def up(
         "airflow_port": airflow_port,
         "mlflow_port": mlflow_port,
         "databases": databases,
+        "settings": _settings(os.environ),
         **({"dags": dags} if dags else {}),
     }
     signal.signal(signal.SIGTERM, _interrupt)
@@ -84,6 +87,33 @@ def up(
     _show(record, as_json=as_json, was_running=was_running)
     if not detach and not was_running:
         _until_interrupted(record)
+
+
+_STACKS_OWN = frozenset(
+    {"state", "interval_s", "scripts", "mlflow_tracking_uri", "mlflow_url", "airflow_url", "airflow_login"}
+)
+_PATHS = frozenset({"POLLUX_METRICS_TOKEN", "POLLUX_KUBE_CONFIG", "POLLUX_KUBE_POD_TEMPLATE"})
+_MAY_BE_SECRET = frozenset({"driver_env"})
+
+
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that the stack is started with, so that commands by hand have the same ones later on."""
+    from pollux.cluster.k8s import KubeSettings
+    from pollux.settings import Settings
+
+    names = [f"POLLUX_{field.upper()}" for field in Settings.__dataclass_fields__.keys() - _STACKS_OWN]
+    given = {name: environ[name] for name in names if environ.get(name)}
+    if given.get("POLLUX_CLUSTER") == "kubernetes":
+        fields = KubeSettings.__dataclass_fields__.keys() - _MAY_BE_SECRET
+        kube = {name: environ.get(name, "") for name in (f"POLLUX_KUBE_{field.upper()}" for field in fields)}
+        kube["POLLUX_KUBE_CONFIG"] = kube["POLLUX_KUBE_CONFIG"] or _one_file(environ.get("KUBECONFIG", ""))
+        given |= {name: value for name, value in kube.items() if value}
+    return {name: str(Path(value).absolute()) if name in _PATHS else value for name, value in given.items()}
+
+
+def _one_file(kubeconfig: str) -> str:
+    """KUBECONFIG where it names one file, else nothing."""
+    return "" if os.pathsep in kubeconfig else kubeconfig
 
 
 @stack.command()

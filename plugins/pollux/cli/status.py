@@ -33,7 +33,7 @@ def status(
     if watch and as_json:
         typer.echo("--watch and --json exclude each other; give one", err=True)
         raise typer.Exit(2)
-    config = open_settings(state)
+    config, environ = open_settings(state)
     store = (
         ModelStore(config.mlflow_tracking_uri, experiment=config.experiment, deployment=config.deployment)
         if config.mlflow_tracking_uri
@@ -41,7 +41,7 @@ def status(
     )
     records = Records(config.decisions)
     try:
-        cluster = open_cluster(config)
+        cluster = open_cluster(config, environ)
         if watch:
             _watch(cluster, store, records)
         elif as_json:

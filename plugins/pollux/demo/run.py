@@ -145,7 +145,9 @@ def _train(
     console.print(f"user and password are in {stack.login}", soft_wrap=True)
     with AirflowApi.from_login(stack.airflow_url, stack.login) as api:
         await_dags(api, stall_s=plan.stall_s, logs=state / "logs")
-        observer = Observer(site.look(state), state)
+        observer = Observer(
+            site.look(state), state, deployment=site.settings.get("POLLUX_DEPLOYMENT", "airflow")
+        )
         follower = Follower(
             plan,
             api,

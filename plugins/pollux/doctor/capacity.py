@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pollux.cluster.k8s.nodes import quantity
+from pollux.cluster.k8s.nodes import obstacles, quantity
 from pollux.cluster.k8s.settings import KubeSettings
 from pollux.doctor.finding import Finding, failed, ok, warning
 
 Json = Mapping[str, Any]
+
+_MOST_NAMED = 5
 
 
 def check_nodes(nodes: Sequence[Json], settings: KubeSettings) -> Iterator[Finding]:
@@ -34,7 +36,7 @@ def check_nodes(nodes: Sequence[Json], settings: KubeSettings) -> Iterator[Findi
             "(POLLUX_KUBE_GPU_RESOURCES)",
         )
         return
-    yield ok("GPUs", f"{sum(having.values())} of {wanted} on {len(having)} of {len(nodes)} nodes")
+    yield _usable(having, nodes, settings)
     if unlabelled:
         yield warning(
             "GPU types",
@@ -45,6 +47,24 @@ def check_nodes(nodes: Sequence[Json], settings: KubeSettings) -> Iterator[Findi
         )
     else:
         yield ok("GPU types", f"label {settings.gpu_type_label} is on all of them")
+
+
+def _usable(having: Mapping[str, int], nodes: Sequence[Json], settings: KubeSettings) -> Finding:
+    """How many of the GPUs can be given to jobs, and what keeps the others."""
+    why = {node["metadata"]["name"]: obstacles(node, settings) for node in nodes}
+    kept = {name: reasons for name, reasons in why.items() if reasons and name in having}
+    resources = ", ".join(settings.gpu_resources)
+    total = f"{sum(having.values())} of {resources} on {len(having)} of {len(nodes)} nodes"
+    if not kept:
+        return ok("GPUs", total)
+    usable = sum(gpus for name, gpus in having.items() if name not in kept)
+    told = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in sorted(kept.items())[:_MOST_NAMED])
+    more = f"; and {len(kept) - _MOST_NAMED} more" if len(kept) > _MOST_NAMED else ""
+    return (warning if usable else failed)(
+        "GPUs",
+        f"{total}, of which {usable} can be given to jobs; {told}{more}",
+        "kubectl uncordon NODE, or tolerate the taint in tolerations (POLLUX_KUBE_TOLERATIONS)",
+    )
 
 
 def check_quotas(

@@ -1,6 +1,11 @@
-"""The settings that an installed chart gives to Airflow's pods, for a doctor that is not in one of them."""
+"""What an installed chart gives to Airflow's pods, for a doctor that is not in one of them."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
+
+import yaml
 
 from pollux.errors import ConfigError
 from pollux_agent.driver.kube.api import KubeApi
@@ -11,8 +16,19 @@ _INSIDE = frozenset(
 """Paths in those pods."""
 
 
-def settings_of(api: KubeApi, release: str) -> dict[str, str]:
-    """The variables of ``NAMESPACE/RELEASE``, from its ConfigMap.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """``settings`` are variables, but for those in ``inside``, which are paths that lead nowhere else;
+    ``training_pod`` is the pod of tasks that name none, if there is one.
+    """
+
+    settings: Mapping[str, str]
+    inside: frozenset[str]
+    training_pod: Mapping[str, Any] | None
+
+
+def read_release(api: KubeApi, release: str) -> Release:
+    """What ``NAMESPACE/RELEASE`` gives, from its ConfigMaps.
 
     MLflow's address is told as the one that pods use as well, since the doctor may go another way to it.
     Raises ConfigError for a release that is not there, KubeError.
@@ -21,16 +37,21 @@ def settings_of(api: KubeApi, release: str) -> dict[str, str]:
     if not namespace or not name or "/" in name:
         raise ConfigError(f"--release: {release!r} is no NAMESPACE/RELEASE, such as airflow/pollux")
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps"
-    found = [
-        item
+    maps = {
+        item["metadata"]["name"].rpartition("-")[2]: item.get("data") or {}
         for item in api.items(path, labelSelector=f"app.kubernetes.io/instance={name}")
-        if item["metadata"]["name"].endswith("-settings")
-    ]
-    if not found:
+    }
+    if "settings" not in maps:
         raise ConfigError(
             f"--release: namespace {namespace} has no release {name} of the chart; see helm list -A"
         )
-    given = {key: str(value) for key, value in (found[0].get("data") or {}).items() if key not in _INSIDE}
+    data = {key: str(value) for key, value in maps["settings"].items()}
+    given = {key: value for key, value in data.items() if key not in _INSIDE}
     if uri := given.get("MLFLOW_TRACKING_URI"):
         given.setdefault("POLLUX_KUBE_MLFLOW_TRACKING_URI", uri)
-    return given
+    pod = maps.get("training", {}).get("pod.yaml")
+    return Release(
+        settings=given,
+        inside=_INSIDE & data.keys(),
+        training_pod=yaml.safe_load(pod) if pod else None,
+    )

@@ -17,15 +17,30 @@ _TIMEOUT_S = 10.0
 _SEARCH = "/api/2.0/mlflow/experiments/search"
 
 
-def check_airflow(config: Settings) -> Iterator[Finding]:
-    """Its REST API, its components, and the scheduling DAG."""
-    if not config.airflow_url or config.airflow_login is None:
+def check_airflow(config: Settings, *, login_elsewhere: bool = False) -> Iterator[Finding]:
+    """Its REST API, its components, and the scheduling DAG. ``login_elsewhere``: Airflow's own pods have a
+    log-in, where the doctor has none.
+    """
+    lacks = {
+        "POLLUX_AIRFLOW_URL": "" if config.airflow_url else "airflow.url",
+        "POLLUX_AIRFLOW_LOGIN": "" if config.airflow_login else "airflow.loginSecret",
+    }
+    if login_elsewhere and config.airflow_url and config.airflow_login is None:
         yield warning(
             "Airflow",
-            "POLLUX_AIRFLOW_URL or POLLUX_AIRFLOW_LOGIN is not set: jobs whose task is gone are not found",
-            "set airflow.url and airflow.loginSecret",
+            "not tried: the release's log-in is a file in Airflow's pods",
+            "name a file like it here: POLLUX_AIRFLOW_LOGIN=login.json (helm test tries the release's own)",
         )
         return
+    if any(lacks.values()):
+        unset = [variable for variable, value in lacks.items() if value]
+        yield warning(
+            "Airflow",
+            f"{' and '.join(unset)} not set: jobs whose task is gone are not found",
+            " and ".join(f"set {value} ({variable})" for variable, value in lacks.items() if value),
+        )
+        return
+    assert config.airflow_login is not None
     try:
         with AirflowApi.from_login(config.airflow_url, config.airflow_login) as api:
             health = api.get("/monitor/health")
@@ -36,7 +51,12 @@ def check_airflow(config: Settings) -> Iterator[Finding]:
                 yield ok("Airflow", f"{config.airflow_url} is healthy and knows our log-in")
             yield from _check_dag(api)
     except (AirflowApiError, ConfigError) as error:
-        yield failed("Airflow", str(error), "correct POLLUX_AIRFLOW_URL and the file POLLUX_AIRFLOW_LOGIN")
+        yield failed(
+            "Airflow",
+            str(error),
+            "correct airflow.url (POLLUX_AIRFLOW_URL), and login.json in the Secret airflow.loginSecret (the "
+            "file POLLUX_AIRFLOW_LOGIN)",
+        )
 
 
 def _check_dag(api: AirflowApi) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from pollux.errors import ClusterUnavailable, PolluxError
+from pollux.errors import ClusterUnavailable, ConfigError, PolluxError
 from pollux.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -61,15 +61,18 @@ def run_cycle(run_after: datetime, run_id: str, log: logging.Logger) -> dict[str
         decisions_experiment=config.decisions_recorded_in,
         deployment=config.deployment,
     )
-    result = run_once(
-        cluster,
-        store,
-        config,
-        now=time.time(),
-        due=run_after.timestamp() + STARTUP_S,
-        holder=f"{config.deployment}/{run_id}",
-        records=Records(config.decisions),
-    )
+    try:
+        result = run_once(
+            cluster,
+            store,
+            config,
+            now=time.time(),
+            due=run_after.timestamp() + STARTUP_S,
+            holder=f"{config.deployment}/{run_id}",
+            records=Records(config.decisions),
+        )
+    except ConfigError as error:
+        raise AirflowException(str(error)) from None
     if not config.shadow:
         look_for_orphans(cluster, config, log)
         tidy_up(cluster, store, result.unknown_jobs, config, log)

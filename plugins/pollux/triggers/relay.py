@@ -96,7 +96,7 @@ class Relay:
         now_s = time.monotonic()
         if self._complained_at_s is None or now_s - self._complained_at_s >= _COMPLAIN_EVERY_S:
             self._complained_at_s = now_s
-            self._log.warning("The cluster does not answer, still watching %s: %s", self._job_id, error)
+            self._log.warning("%s cannot be looked at just now, it is watched on: %s", self._job_id, error)
 
 
 class _Page:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
+
 from pollux.cluster.k8s import KubeSettings
 from pollux.doctor.capacity import check_nodes, check_quotas
 from pollux.doctor.finding import Finding
@@ -12,9 +14,13 @@ TYPE = "nvidia.com/gpu.product"
 GPU = "nvidia.com/gpu"
 
 
-def node(name: str, allocatable: Mapping[str, str], **labels: str) -> dict[str, Any]:
-    typed = {TYPE: labels["gpu_type"]} if "gpu_type" in labels else {}
-    return {"metadata": {"name": name, "labels": typed}, "status": {"allocatable": dict(allocatable)}}
+def node(
+    name: str, allocatable: Mapping[str, str], *, gpu_type: str = "", ready: str = "True", **spec: Any
+) -> dict[str, Any]:
+    typed = {TYPE: gpu_type} if gpu_type else {}
+    conditions = [{"type": "Ready", "status": ready}]
+    status = {"allocatable": dict(allocatable), "conditions": conditions}
+    return {"metadata": {"name": name, "labels": typed}, "spec": spec, "status": status}
 
 
 def quota(hard: str, used: str, *, namespace: str = "team") -> dict[str, Any]:
@@ -38,6 +44,52 @@ def test_gpus_are_counted_and_their_types_known() -> None:
     found = told(check_nodes(nodes, SETTINGS))
     assert found["GPUs"].detail == "12 of nvidia.com/gpu on 2 of 3 nodes"
     assert {finding.status for finding in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        pytest.param({"unschedulable": True}, "b: it is cordoned", id="cordoned"),
+        pytest.param(
+            {
+                "unschedulable": True,
+                "taints": [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}],
+            },
+            "b: it is cordoned",
+            id="cordoned, as kubectl does",
+        ),
+        pytest.param(
+            {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]},
+            "b: taint team=x:NoSchedule is not tolerated",
+            id="tainted",
+        ),
+        pytest.param(
+            {"taints": [{"key": "team", "effect": "NoExecute"}]},
+            "b: taint team:NoExecute is not tolerated",
+            id="tainted against pods that run",
+        ),
+        pytest.param({"ready": "Unknown"}, "b: it is not ready", id="silent"),
+    ],
+)
+def test_gpus_that_no_job_can_have_are_told_apart_with_the_cause(kept: dict[str, Any], said: str) -> None:
+    nodes = [node("a", {GPU: "4"}, gpu_type="A100"), node("b", {GPU: "8"}, gpu_type="A100", **kept)]
+    some = told(check_nodes(nodes, SETTINGS))["GPUs"]
+    total = f"12 of {GPU} on 2 of 2 nodes, of which 4 can be given to jobs"
+    assert (some.status, some.detail) == ("warning", f"{total}; {said}")
+    none = told(check_nodes(nodes[1:], SETTINGS))["GPUs"]
+    assert (none.status, "0 can be given" in none.detail) == ("failed", True)
+    assert "uncordon" in none.fix
+
+
+def test_what_does_not_keep_a_job_off_is_not_told() -> None:
+    taints = [
+        {"key": GPU, "effect": "NoSchedule"},
+        {"key": "dedicated", "value": "ml", "effect": "NoSchedule"},
+        {"key": "slow", "effect": "PreferNoSchedule"},
+    ]
+    tolerating = KubeSettings(tolerations=({"key": "dedicated", "operator": "Exists"},))
+    found = told(check_nodes([node("a", {GPU: "4"}, gpu_type="A100", taints=taints)], tolerating))
+    assert found["GPUs"].status == "ok"
 
 
 def test_a_missing_label_is_named_with_the_command_that_sets_it() -> None:

@@ -42,6 +42,7 @@ def test_json_holds_every_finding(tmp_path: Path) -> None:
         pytest.param(("--cluster", "slurm"), "cluster", id="another kind of cluster"),
         pytest.param(("--cluster", "kubernetes", "--role", "king"), "king", id="no role"),
         pytest.param(("--cluster", "kubernetes", "--account", "me"), "NAMESPACE/NAME", id="no account"),
+        pytest.param(("--cluster", "kubernetes", "--namespace", "Nope"), "Nope", id="no name of a namespace"),
         pytest.param(("--cluster", "kubernetes", "--pod", "/nowhere.yaml"), "nowhere", id="no file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -72,8 +73,30 @@ def test_an_address_with_a_password_is_shown_without(tmp_path: Path) -> None:
 def test_what_is_not_set_is_named_with_the_value_to_set(tmp_path: Path) -> None:
     (mlflow,) = look(Settings(state=tmp_path))
     assert (mlflow.status, "MLFLOW_TRACKING_URI" in mlflow.fix) == ("failed", True)
-    (airflow,) = check_airflow(Settings(state=tmp_path))
-    assert (airflow.status, "airflow.url" in airflow.fix) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks", "has"),
+    [
+        pytest.param({}, ["airflow.url", "airflow.loginSecret"], [], id="neither"),
+        pytest.param({"airflow_url": "http://a"}, ["airflow.loginSecret"], ["airflow.url"], id="no log-in"),
+        pytest.param({"airflow_login": "/l"}, ["airflow.url"], ["airflow.loginSecret"], id="no address"),
+    ],
+)
+def test_what_is_missing_for_airflow_is_named_and_what_is_there_is_not(
+    given: dict[str, Any], lacks: list[str], has: list[str], tmp_path: Path
+) -> None:
+    (found,) = check_airflow(Settings(state=tmp_path, **given))
+    assert found.status == "warning"
+    assert all(name in found.fix for name in lacks)
+    assert not any(name in found.fix for name in has)
+
+
+def test_a_log_in_that_only_airflows_pods_have_is_not_said_to_be_unset(tmp_path: Path) -> None:
+    config = Settings(state=tmp_path, airflow_url="http://airflow")
+    (found,) = check_airflow(config, login_elsewhere=True)
+    assert "not set" not in found.detail
+    assert "POLLUX_AIRFLOW_LOGIN=" in found.fix
 
 
 def test_airflow_that_is_away_fails(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_cluster_that_is_away_is_complained_about_once(caplog: pytest.LogCaptu
     away = ClusterUnavailable("no socket")
     relay = Relay(Script([away, away, away, status(phase="done")]), JOB.job_id, LOG)
     assert [relay.poll() for _ in range(3)] == [None, None, None]
-    assert len([text for text in printed(caplog) if "does not answer" in text]) == 1
+    assert len([text for text in printed(caplog) if "cannot be looked at" in text]) == 1
     assert relay.poll() is not None
 
 

@@ -56,7 +56,7 @@ class KubeApi:
     num_calls: int = field(default=0, init=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, init=False)
     server_unix_s: float = field(default=0.0, init=False)
-    """The server's clock when it answered last, to the second."""
+    """The server's clock when it answered last, to the second; 0 before it did."""
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         return self._json("GET", path, query)
@@ -203,12 +203,17 @@ class KubeApi:
                 _request_timeout=(_CONNECT_S, self.read_s if read_s is None else read_s),
             )
         except kube_client.ApiException as error:
+            self._note_time(error.headers)
             raise _explain(error, what) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise KubeError(f"{what}: the API server does not answer: {_short(error)}") from None
-        if date := answer.headers.get("Date"):
-            self.server_unix_s = parsedate_to_datetime(date).timestamp()
+        self._note_time(answer.headers)
         return answer  # type: ignore[no-any-return]
+
+    def _note_time(self, headers: Mapping[str, str] | None) -> None:
+        """Every answer tells the time, a refusal too."""
+        if date := (headers or {}).get("Date"):
+            self.server_unix_s = parsedate_to_datetime(date).timestamp()
 
 
 def open_api(kubeconfig: Path | None = None, context: str = "") -> KubeApi:

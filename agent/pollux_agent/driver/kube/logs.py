@@ -40,6 +40,11 @@ class LogFollower:
         self._closed.set()
         self._thread.join(wait_s)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether not a line has come yet."""
+        return self._written == 0
+
     def note(self, text: str) -> None:
         """A line of our own among the pod's."""
         self._write(f"[pollux] {text}".encode())

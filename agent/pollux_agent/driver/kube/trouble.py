@@ -98,6 +98,14 @@ def end_note(pod: Json) -> str:
     return "; ".join(notes)
 
 
+def last_words(pod: Json) -> str:
+    """What the kubelet kept of the output of containers that failed; empty if nothing."""
+    ends = ((part.get("state") or {}).get("terminated") or {} for part in _containers(pod))
+    return "\n".join(
+        text for end in ends if end.get("exitCode") and (text := (end.get("message") or "").strip())
+    )
+
+
 def _containers(pod: Json) -> Iterator[Json]:
     status = pod.get("status") or {}
     for part in ("initContainerStatuses", "containerStatuses"):

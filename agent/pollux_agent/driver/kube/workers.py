@@ -22,6 +22,7 @@ from pollux_agent.driver.kube.trouble import (
     Trouble,
     end_note,
     is_starting,
+    last_words,
     makes_room,
     pod_trouble,
     was_taken,
@@ -54,6 +55,7 @@ class _Worker:
     taken: bool = False
     asked_grace_s: float | None = None
     asked_s: float = 0.0
+    read_out: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,9 +125,20 @@ class KubeWorkers:
             worker.taken = worker.taken or gone or (pod is not None and was_taken(pod))
         return any(worker.taken for worker in self._workers.values())
 
-    def release(self) -> None:
+    def read_out(self) -> None:
+        """The rest of what the pods printed; where that cannot be had, what their status keeps of it."""
         for worker in self._workers.values():
+            if worker.read_out:
+                continue
+            worker.read_out = True
             worker.log.close(_LOG_WAIT_S)
+            pod = self.cache.pods().get(worker.name)
+            if pod is not None and worker.log.is_empty and (words := last_words(pod)):
+                worker.log.note(f"the last that the pod kept: {words}")
+
+    def release(self) -> None:
+        self.read_out()
+        for worker in self._workers.values():
             self._delete(worker.name, worker.uid, None)
         self._gang = None
         self._workers = {}

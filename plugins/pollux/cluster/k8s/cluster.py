@@ -21,6 +21,7 @@ from pollux.cluster.base import (
 )
 from pollux.cluster.k8s import events, jobs, podlog
 from pollux.cluster.k8s.calls import translated
+from pollux.cluster.k8s.claim import Claim
 from pollux.cluster.k8s.lease import SchedulingLease
 from pollux.cluster.k8s.nodes import held_by_jobs, read_books, unix_s
 from pollux.cluster.k8s.settings import KubeSettings
@@ -51,7 +52,8 @@ _SEEN_AGAIN_S = 5.0
 
 class KubeCluster:
     """Cluster and JobControl. ``namespace`` binds it to one namespace, as an operator's; a scheduler's looks
-    for jobs in all. ``user_pod`` gives the pod that a submitted job's workers are made from.
+    for jobs in all. ``user_pod`` gives the pod that a submitted job's workers are made from, ``claim`` says
+    whose the name is that a scheduler has.
 
     Under the lease a view is used for a second, or for as long as it took to get where that is longer, with
     this cluster's own patches applied, so that a cycle's number of calls does not grow with its number of
@@ -68,11 +70,12 @@ class KubeCluster:
         namespace: str | None = None,
         user_pod: Callable[[], Json] | None = None,
         mlflow_tracking_uri: str = "",
+        claim: Claim | None = None,
     ) -> None:
         self.api = api
         self._settings = settings
         self._namespace = namespace
-        self._lease = SchedulingLease(api, settings.lease_in)
+        self._lease = SchedulingLease(api, settings.lease_in, claim)
         self._submitter = Submitter(api, settings, namespace, user_pod, mlflow_tracking_uri)
         self._leased = False
         self._tellers: ThreadPoolExecutor | None = None

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pollux.cluster.base import MAX_LEASE
+from pollux.cluster.k8s.claim import Claim
 from pollux.cluster.k8s.nodes import unix_s
 from pollux.cluster.numbers import next_number, read_counter
 from pollux.errors import Conflict
@@ -33,10 +34,11 @@ class SchedulingLease:
 
     api: KubeApi
     namespace: str
+    claim: Claim | None = None
 
     @contextmanager
     def hold(self, holder: str, ttl: timedelta) -> Iterator[None]:
-        """Hold it; raises Conflict while another holder has it."""
+        """Hold it; raises Conflict while another holder has it, ConfigError where ``claim`` is wrong."""
         self._take(holder, ttl)
         try:
             yield
@@ -75,6 +77,8 @@ class SchedulingLease:
         lease = self._read() or self._create()
         spec = lease.setdefault("spec", {})
         now = self.api.server_unix_s
+        if self.claim is not None:
+            self.claim.note(lease, now)
         other = spec.get("holderIdentity") or ""
         lasts_s = min(float(spec.get("leaseDurationSeconds") or 0), MAX_LEASE.total_seconds())
         left_s = unix_s(spec.get("renewTime")) + lasts_s - now

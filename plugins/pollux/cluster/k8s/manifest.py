@@ -23,6 +23,13 @@ OPERATOR_LABELS = frozenset(
 )
 """The driver's alone: by all but the last KubernetesPodOperator finds its pod."""
 
+DRIVER_SECURITY: Json = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""Of a driver's container."""
+
 _JOB_VOLUME = "pollux-job"
 _MLFLOW_LOGIN = "MLFLOW_TRACKING_"
 _TMP = "/tmp"  # noqa: S108 - a mount point
@@ -103,11 +110,7 @@ def driver_pod(
                         "requests": {"cpu": "50m", "memory": "128Mi"},
                         "limits": {"memory": "512Mi"},
                     },
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "readOnlyRootFilesystem": True,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
+                    "securityContext": DRIVER_SECURITY,
                     "terminationMessagePolicy": "FallbackToLogsOnError",
                     "volumeMounts": mounts,
                 }

@@ -27,6 +27,8 @@ from pollux_agent.protocol import Placement
 
 Json = Mapping[str, Any]
 
+_CORDONED = "node.kubernetes.io/unschedulable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
@@ -188,20 +190,42 @@ def _not_ready_since(node: Json) -> float:
     )
 
 
+def obstacles(node: Json, settings: KubeSettings) -> list[str]:
+    """Why a node gives no new GPUs, in words; empty where it does."""
+    found = [] if _is_ready(node) else ["it is not ready"]
+    if node["metadata"].get("deletionTimestamp"):
+        found.append("it is being deleted")
+    if (node.get("spec") or {}).get("unschedulable"):
+        found.append("it is cordoned")
+    for taint in _against_us(node, settings):
+        value = f"={taint['value']}" if taint.get("value") else ""
+        found.append(f"taint {taint.get('key')}{value}:{taint['effect']} is not tolerated")
+    return found
+
+
 def _openness(node: Json, settings: KubeSettings) -> str:
     """open: gives all; keeps: gives nothing new; closed: would evict our pods."""
     spec = node.get("spec") or {}
-    openness = "open"
-    if spec.get("unschedulable") or node["metadata"].get("deletionTimestamp"):
-        openness = "keeps"
-    for taint in spec.get("taints") or ():
-        if taint.get("key") in settings.gpu_resources or _tolerated(taint, settings.tolerations):
-            continue
-        if taint.get("effect") == "NoExecute":
-            return "closed"
-        if taint.get("effect") == "NoSchedule":
-            openness = "keeps"
-    return openness
+    effects = {taint["effect"] for taint in _against_us(node, settings)}
+    if "NoExecute" in effects:
+        return "closed"
+    stays = spec.get("unschedulable") or node["metadata"].get("deletionTimestamp") or effects
+    return "keeps" if stays else "open"
+
+
+def _against_us(node: Json, settings: KubeSettings) -> list[Json]:
+    """The taints that keep our pods off, or drive them away. The kubelet's own for a node that is cordoned
+    says no more than that.
+    """
+    spec = node.get("spec") or {}
+    return [
+        taint
+        for taint in spec.get("taints") or ()
+        if taint.get("effect") in ("NoExecute", "NoSchedule")
+        and not (taint.get("key") == _CORDONED and spec.get("unschedulable"))
+        and taint.get("key") not in settings.gpu_resources
+        and not _tolerated(taint, settings.tolerations)
+    ]
 
 
 def _tolerated(taint: Json, tolerations: Iterable[Json]) -> bool:

@@ -14,10 +14,11 @@ from pollux_agent.errors import DocumentError
 from pollux_agent.protocol import DOCUMENT_CONFIG, from_plain
 
 _PREFIX = "POLLUX_KUBE_"
-_JSON_FIELDS = frozenset({"gpu_resources", "tolerations", "jobs_volume", "driver_env"})
+_JSON_FIELDS = frozenset({"namespaces", "gpu_resources", "tolerations", "jobs_volume", "driver_env"})
 
 Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=DOCUMENT_CONFIG)
@@ -25,8 +26,9 @@ class KubeSettings:
     """Each field is read from ``POLLUX_KUBE_<FIELD>``; those that are no plain text are JSON.
 
     ``config`` is a kubeconfig and ``context`` one of its contexts (default: the pod's own cluster, else the
-    user's kubeconfig). ``namespace`` is where jobs run unless their task says otherwise; ``lease_namespace``
-    holds the one Lease that all Airflow deployments of a cluster share. ``gpu_resources`` are the extended
+    user's kubeconfig). ``namespace`` is where jobs run unless their task says otherwise, and ``namespaces``
+    are all that tasks may name, for the doctor to look at; ``lease_namespace`` holds the one Lease that all
+    Airflow deployments of a cluster share. ``gpu_resources`` are the extended
     resources that count as GPUs; nodes carry the type of the first one in ``gpu_type_label``, and any other
     is a type of its own. ``tolerations`` are given to all job pods. ``jobs_volume`` is a pod's volume source,
     such as ``{"persistentVolumeClaim": {"claimName": "pollux-jobs"}}``, that every node can mount.
@@ -40,6 +42,7 @@ class KubeSettings:
     config: Path | None = None
     context: str = ""
     namespace: Name = "default"
+    namespaces: tuple[Name, ...] = ()
     lease_namespace: Name | None = None
     gpu_resources: Annotated[tuple[str, ...], Field(min_length=1)] = ("nvidia.com/gpu",)
     gpu_type_label: str = "nvidia.com/gpu.product"

@@ -174,9 +174,10 @@ class Submitter:
 
 
 def _precise(server_unix_s: float) -> float:
-    """The time to fractions of a second by our own clock, or the server's where the two differ."""
+    """The time to fractions of a second by our own clock, or the server's where that is known and differs."""
     now_unix_s = time.time()
-    return now_unix_s if abs(now_unix_s - server_unix_s) < _CLOCKS_AGREE_S else server_unix_s
+    differs = server_unix_s > 0 and abs(now_unix_s - server_unix_s) >= _CLOCKS_AGREE_S
+    return server_unix_s if differs else now_unix_s
 
 
 def is_overdue(pod: Json, now_unix_s: float) -> bool:
