@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol, cast
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from pollux_agent.errors import DocumentError
-from pollux_agent.records import write_atomic
+from pollux_agent.records import FileNote, write_atomic
 
 STATE, MANIFEST = "state.pt", "manifest.json"
 _SAVING = ".saving-"
@@ -163,7 +163,8 @@ class PlaceNote:
 
     def __init__(self, place: Place, name: str) -> None:
         self._place, self._name = place, name
-        self.every_s = 0.0 if isinstance(place, LocalPlace) else _REMOTE_NOTE_S
+        self._local = FileNote(place.folder / name) if isinstance(place, LocalPlace) else None
+        self.every_s = _REMOTE_NOTE_S if self._local is None else self._local.every_s
 
     def __str__(self) -> str:
         return f"{self._name} in {self._place}"
@@ -172,7 +173,10 @@ class PlaceNote:
         return self._place.read(self._name)
 
     def write(self, data: bytes) -> None:
-        self._place.write(self._name, data)
+        if self._local is not None:
+            self._local.write(data)
+        else:
+            self._place.write(self._name, data)
 
 
 def open_place(address: str | Path, folder: str = "") -> Place:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from pollux_agent.errors import DocumentError, LoopError
 from pollux_agent.torch.fsdp import ShardedSync
 from pollux_agent.torch.gradients import GradientSync
+from pollux_agent.torch.precondition import SETTLED_STEPS
 
 Split = Sequence[Sequence[int]]
 """``split[rank][j]``: real samples of that rank's micro-batch j."""
@@ -64,7 +65,7 @@ def whole(tensor: Tensor) -> list[float]:
 def train(
     model: nn.Module, sync: Any, optimizer: Any, split: Split, rank: int, *, clip: float | None = None
 ) -> dict[str, Any]:
-    """Three steps over one data set, and what was seen: gradients, weights, noise."""
+    """Some steps over one data set, and what was seen: gradients, weights, noise."""
     total = sum(map(sum, split))
     x, y = build_data(total)
     place, spans = 0, {}
@@ -73,7 +74,7 @@ def train(
             spans[member, j] = (place, place + split[member][j])
             place += split[member][j]
     gradients = []
-    for _ in range(3):
+    for _ in range(SETTLED_STEPS + 2):
         sync.start_step(micro_batches=len(split[0]), step_samples=total)
         for j in range(len(split[0])):
             start, end = spans[rank, j]
