@@ -63,6 +63,10 @@ class Note(Protocol):
         """Whole or not at all; raises OSError."""
         ...
 
+    def append(self, line: str) -> bool:
+        """Add a line, which costs less than a write; False where there is no way to. Raises OSError."""
+        ...
+
 
 class FileNote:
     """A note on a disk, where a write costs next to nothing: it outlives the process, not the machine."""
@@ -80,6 +84,10 @@ class FileNote:
 
     def write(self, data: bytes) -> None:
         write_atomic(self._path, data, durable=False)
+
+    def append(self, line: str) -> bool:
+        append_text(self._path, line)
+        return True
 
 
 def append_line(path: Path, document: object) -> None:

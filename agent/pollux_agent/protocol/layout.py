@@ -8,7 +8,7 @@
         events-<incarnation>-<rank>.jsonl   Events of one rank
         outcomes/<incarnation>-<rank>.json  the Outcome of one rank
         checkpoints/                        see pollux_agent.torch.checkpoint
-        logged.json                         the last step that each metric was logged at
+        logged.json                         the last step that each metric was logged at, as lines of JSON
         unsent.json                         figures that MLflow did not take before the workers ended
         last-stop.json                      when the last stop on request began and ended its save
         unsaved.json                        why no checkpoint can be written, while none can: Unsaved

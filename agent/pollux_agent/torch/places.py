@@ -178,6 +178,9 @@ class PlaceNote:
         else:
             self._place.write(self._name, data)
 
+    def append(self, line: str) -> bool:
+        return self._local is not None and self._local.append(line)
+
 
 def open_place(address: str | Path, folder: str = "") -> Place:
     """The place at a local path, or at a URL that fsspec knows, or a ``folder`` in it; file:// is local too.

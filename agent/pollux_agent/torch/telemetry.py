@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from pollux_agent.errors import DocumentError
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 PROFILE_EVERY_REPORTS = 10
 STOP_TIMEOUT_S, DONE_TIMEOUT_S = 2.0, 15.0
 PROFILE_NAME = "profile.json"
+_MOST_LINES = 10_000
+"""Of a note of what was logged, before it is written anew."""
 
 
 @dataclass(slots=True)
@@ -78,16 +81,18 @@ class Telemetry:
         self._reporter, self._settings, self._config, self._history = reporter, settings, config, history
         self._window = _Window()
         self._memory = FileNote(settings.folder.logged) if settings is not None else memory
-        self._remembered_s, self._refused = -math.inf, False
+        self._remembered_s, self._lines, self._refused = -math.inf, _MOST_LINES, False
 
     def recall(self) -> None:
         """Take up what was logged after the checkpoint that the history is of, or without any checkpoint."""
         try:
-            logged = json.loads(self._memory.read()) if self._memory else {}
-        except (OSError, ValueError):
+            lines = self._memory.read().splitlines() if self._memory else []
+        except OSError:
             return
-        for name, step in logged.items():
-            self._history.logged[name] = max(step, self._history.logged.get(name, -1))
+        for line in lines:
+            with suppress(ValueError, AttributeError, TypeError):  # one that the machine's end has cut off
+                for name, step in json.loads(line).items():
+                    self._history.logged[name] = max(int(step), self._history.logged.get(name, -1))
 
     def step(self, *, seconds: float, samples: int, progress: float) -> None:
         """Count a finished step of ``seconds``."""
@@ -104,17 +109,24 @@ class Telemetry:
         }
         if new:
             self._reporter.metrics(new, step=step)
-            self._history.logged.update(dict.fromkeys(new, step))
-            self._remember()
+            logged = dict.fromkeys(new, step)
+            self._history.logged.update(logged)
+            self._remember(logged)
 
-    def _remember(self, *, at_once: bool = False) -> None:
-        """Keep what was logged; where the disk refuses, a restart may log some of it again."""
+    def _remember(self, logged: Mapping[str, int], *, at_once: bool = False) -> None:
+        """Keep what was logged, in a line of its own or, now and then, all in one; where the disk refuses, a
+        restart may log some of it again.
+        """
         memory, now = self._memory, time.monotonic()
         if memory is None or (now < self._remembered_s + memory.every_s and not at_once):
             return
         self._remembered_s = now
         try:
-            memory.write(json.dumps(self._history.logged).encode())
+            if self._lines < _MOST_LINES and memory.append(json.dumps(logged)):
+                self._lines += 1
+            else:
+                memory.write(json.dumps(self._history.logged).encode() + b"\n")
+                self._lines = 0
             self._refused = False
         except OSError as error:
             if not self._refused:
@@ -166,7 +178,7 @@ class Telemetry:
     def close(self, *, done: bool) -> None:
         """Send what waits, for seconds at most; ``done`` also ends the run."""
         if self._memory is not None and self._memory.every_s:
-            self._remember(at_once=True)
+            self._remember({}, at_once=True)
         if done:
             self._reporter.finish("FINISHED")
         self._reporter.close(DONE_TIMEOUT_S if done else STOP_TIMEOUT_S)

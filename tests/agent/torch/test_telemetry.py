@@ -9,6 +9,7 @@ from elastic_runs import DriverRun
 from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.protocol import Report
 from pollux_agent.report import NullReporter
+from pollux_agent.torch import telemetry as telemetry_module
 from pollux_agent.torch.config import JobConfig
 from pollux_agent.torch.history import History
 from pollux_agent.torch.sampler import BatchPlan
@@ -80,6 +81,25 @@ def test_no_step_of_a_metric_is_logged_twice_also_after_a_restart(tmp_path: Path
     for again.progress in (11.0, 12.0, 13.0):
         restarted.log({"accuracy": 0.8})
     assert kept.points == [("accuracy", 0.5, 10), ("accuracy", 0.7, 12), ("accuracy", 0.8, 13)]
+
+
+def test_what_was_logged_is_kept_line_by_line_and_now_and_then_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_module, "_MOST_LINES", 5)
+    run = DriverRun(tmp_path)
+    telemetry = Telemetry(Kept(), run.settings(0), CONFIG, history := History())
+    file = run.settings(0).folder.logged
+    for history.progress in map(float, range(1, 100)):
+        telemetry.log({"loss": 1.0, f"seldom-{int(history.progress) % 3}": 1.0})
+        assert len(file.read_bytes().splitlines()) <= 6
+        restarted = Telemetry(Kept(), run.settings(1), CONFIG, again := History())
+        restarted.recall()
+        assert again.logged == history.logged
+    with file.open("a") as torn:
+        torn.write('{"loss": 1')
+    restarted.recall()
+    assert again.logged == history.logged, "a line that was cut off costs that line alone"
 
 
 @pytest.mark.parametrize(
