@@ -59,7 +59,10 @@ class Identity:
 
 
 class Adam:
-    """P = 1 / (sqrt(v / (1 - beta2^t)) + eps), Kingma and Ba 2015, algorithm 1; AdamW and NAdam alike."""
+    """P = 1 / (sqrt(v / (1 - beta2^t)) + eps), Kingma and Ba 2015, algorithm 1; AdamW and NAdam alike.
+
+    v is taken as it will be once an average square has entered it, see :func:`_entered`.
+    """
 
     needs_state = True
 
@@ -68,8 +71,13 @@ class Adam:
     ) -> list[Tensor] | None:
         states = [optimizer.state[param] for param in params]
         moment = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-        roots = list(torch._foreach_sqrt([state[moment] for state in states]))
-        _correct_bias(roots, float(group["betas"][1]), [state["step"] for state in states])
+        beta2 = float(group["betas"][1])
+        squares = [
+            _entered(state[moment], keep=beta2, weight=1 - beta2 ** float(state["step"])) for state in states
+        ]
+        roots = list(torch._foreach_sqrt(squares))
+        corrections = [(1 - beta2 ** (float(state["step"]) + 1)) ** 0.5 for state in states]
+        torch._foreach_div_(roots, corrections)
         return _reciprocal(roots, group["eps"])
 
 
@@ -81,9 +89,9 @@ class Adagrad:
     def diagonal(
         self, optimizer: Optimizer, group: Mapping[str, Any], params: Sequence[Tensor]
     ) -> list[Tensor] | None:
-        return _reciprocal(
-            list(torch._foreach_sqrt([optimizer.state[param]["sum"] for param in params])), group["eps"]
-        )
+        states = [optimizer.state[param] for param in params]
+        squares = [_entered(state["sum"], keep=1.0, weight=float(state["step"])) for state in states]
+        return _reciprocal(list(torch._foreach_sqrt(squares)), group["eps"])
 
 
 class RMSprop:
@@ -99,21 +107,24 @@ class RMSprop:
             means = [optimizer.state[param]["grad_avg"] for param in params]
             squares = list(torch._foreach_sub(squares, torch._foreach_mul(means, means)))
             torch._foreach_clamp_min_(squares, 0.0)
-        return _reciprocal(list(torch._foreach_sqrt(squares)), group["eps"])
+        keep = float(group["alpha"])
+        entered = [
+            _entered(square, keep=keep, weight=1 - keep ** float(optimizer.state[param]["step"]))
+            for square, param in zip(squares, params, strict=True)
+        ]
+        return _reciprocal(list(torch._foreach_sqrt(entered)), group["eps"])
 
 
-def _correct_bias(roots: list[Tensor], beta2: float, steps: Sequence[Tensor | float]) -> None:
-    """Divide each root by sqrt(1 - beta2^t), without waiting for a step count that is on a device."""
-    if all(not isinstance(step, Tensor) or step.device.type == "cpu" for step in steps):
-        counts = {float(step) for step in steps}
-        if len(counts) == 1:
-            torch._foreach_div_(roots, (1.0 - beta2 ** counts.pop()) ** 0.5)
-            return
-    corrections = [
-        (1.0 - beta2 ** torch.as_tensor(step, dtype=root.dtype, device=root.device)).sqrt()
-        for step, root in zip(steps, roots, strict=True)
-    ]
-    torch._foreach_div_(roots, corrections)
+def _entered(squares: Tensor, *, keep: float, weight: float) -> Tensor:
+    """A moment of squares, whose weights add up to ``weight``, once one more has entered: the average of the
+    parameter's.
+
+    So an element that has seen next to no gradient (the embedding of a rare word, a pixel that is always
+    black) is weighed as the optimizer will when it sees one, by a number that does not depend on that one;
+    else its P of up to 1 / eps would outweigh all others.
+    """
+    entering = (1.0 - keep) if keep < 1.0 else 1.0
+    return squares * keep + squares.sum() * (entering / (weight * squares.numel()))
 
 
 def _reciprocal(roots: list[Tensor], eps: float) -> list[Tensor]:

@@ -152,6 +152,19 @@ def test_the_same_micro_batches_give_the_same_estimates_however_they_are_split(
                     assert got == pytest.approx(expected, rel=1e-6)
 
 
+def adams_diagonal(
+    optimizer: torch.optim.Optimizer, params: list[nn.Parameter] | list[Tensor], *, beta2: float, eps: float
+) -> Tensor:
+    """Over all parameters, behind a step whose squares are each parameter's average."""
+    parts = []
+    for param in params:
+        state = optimizer.state[param]
+        moment, steps = state["exp_avg_sq"], float(state["step"])
+        moment = beta2 * moment + (1 - beta2) * moment.mean() / (1 - beta2**steps)
+        parts.append((1 / ((moment / (1 - beta2 ** (steps + 1))).sqrt() + eps)).flatten())
+    return torch.cat(parts)
+
+
 def test_adam_preconditioning_against_an_explicit_computation() -> None:
     torch.manual_seed(0)
     model = nn.Linear(5, 1).double()
@@ -169,8 +182,7 @@ def test_adam_preconditioning_against_an_explicit_computation() -> None:
         ]
         diagonal = None
         if step == SETTLED_STEPS:
-            second = torch.cat([optimizer.state[p]["exp_avg_sq"].flatten() for p in model.parameters()])
-            diagonal = 1 / ((second / (1 - 0.99**SETTLED_STEPS)).sqrt() + 1e-6)
+            diagonal = adams_diagonal(optimizer, list(model.parameters()), beta2=0.99, eps=1e-6)
         sync.start_step(micro_batches=2, step_samples=8)
         for j, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             sync.start_micro_batch(num_samples=size, last=j == 1)
@@ -214,8 +226,7 @@ def test_steps_of_one_and_of_several_micro_batches_in_turn_under_adam(
         sync.finish_step()
         if step < SETTLED_STEPS:
             optimizer.step()
-            second = torch.cat([optimizer.state[param]["exp_avg_sq"].flatten() for param in params])
-            known = 1 / ((second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+            known = adams_diagonal(optimizer, params, beta2=0.999, eps=1e-8)
         pair = vectors if len(sizes) == 2 else [before, vectors[0]]
         weights = sizes if len(sizes) == 2 else [8, 8]
         before = vectors[-1]
@@ -290,6 +301,31 @@ def test_an_optimizer_that_begins_measures_as_one_that_has_settled(kind: str, mi
         found.append(result.noise_scale)
     assert 0.5 * phi < min(found) and max(found) < 2 * phi, found
     assert statistics.median(found) == pytest.approx(phi, rel=0.25)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "Adagrad", "RMSprop"])
+def test_elements_that_seldom_see_a_gradient_do_not_outweigh_the_others(kind: str) -> None:
+    """Such as the embedding of a rare word: their v is 0, and 1 / eps would be their P."""
+    torch.manual_seed(0)
+    model = Weights(torch.ones(100))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-9)
+    sync = GradientSync(model, [optimizer], sample_every=1)
+    found = []
+    for step in range(40):
+        optimizer.zero_grad()
+        sync.start_step(micro_batches=2, step_samples=64)
+        for number in range(2):
+            sync.start_micro_batch(num_samples=32, last=number == 1)
+            gradient = 1 + torch.randn(100)
+            if step != 30:
+                gradient[90:] = 0.0
+            (model.vector * gradient).sum().backward()  # type: ignore[no-untyped-call]
+        result = sync.finish_step()
+        optimizer.step()
+        found.append((result.grad_sqr, result.grad_var))
+    for before, after in zip(found[29], found[30], strict=True):
+        assert before is not None and after is not None
+        assert 0.3 < after / before < 3
 
 
 def counted_steps(sample_every: int, steps: int) -> list[int]:

@@ -32,16 +32,18 @@ def stepped(kind: type[optim.Optimizer], **options: Any) -> tuple[list[Tensor], 
 
 
 def explicit(kind: type[optim.Optimizer], state: dict[str, Any], options: dict[str, Any]) -> Tensor:
-    """The papers' diagonals, one parameter at a time."""
+    """The papers' diagonals, one parameter at a time, behind a step with the parameter's average square."""
+    steps = SETTLED_STEPS
     if issubclass(kind, optim.Adagrad):
-        return 1 / (state["sum"].sqrt() + 1e-10)
+        return 1 / ((state["sum"] + state["sum"].mean() / steps).sqrt() + 1e-10)
     if issubclass(kind, optim.RMSprop):
         square = state["square_avg"]
         if options.get("centered"):
             square = square - state["grad_avg"] ** 2
-        return 1 / (square.sqrt() + 1e-8)
+        return 1 / ((0.99 * square + 0.01 * square.mean() / (1 - 0.99**steps)).sqrt() + 1e-8)
     moment = state["max_exp_avg_sq"] if options.get("amsgrad") else state["exp_avg_sq"]
-    return 1 / ((moment / (1 - 0.999**SETTLED_STEPS)).sqrt() + 1e-8)
+    moment = 0.999 * moment + 0.001 * moment.mean() / (1 - 0.999**steps)
+    return 1 / ((moment / (1 - 0.999 ** (steps + 1))).sqrt() + 1e-8)
 
 
 def squared_norm(
