@@ -166,10 +166,10 @@ def test_none_of_what_flows_while_it_is_killed_again_and_again_is_lost_or_twice(
     reporter = ReporterApart(mlflow_uri, run_id, 1)
     for part in range(4):
         given_every_few_ms(reporter, range(120 * part, 120 * (part + 1)))
-        if part == 1:  # some have been acknowledged
-            awaited(lambda: len(reporter._kept) < 240)
-        reporter.report(replace(REPORT, sequence=part))
+        reporter.report(replace(REPORT, sequence=part))  # with which all goes out at once
         awaited(children)
+        if part == 1:
+            awaited(lambda: not reporter._kept)  # all are acknowledged
         for process in children():
             process.kill()
     assert reporter.close(60)
@@ -200,6 +200,7 @@ def test_what_a_hung_one_holds_at_the_close_is_kept(
     reporter = ReporterApart(AWAY if is_away else mlflow_uri, run_id, 1, unsent=unsent)
     given_every_few_ms(reporter, range(60))
     if not is_away:
+        reporter.report(REPORT)  # with which all goes out at once
         awaited(lambda: not reporter._kept)
     awaited(children)
     (process,) = children()
