@@ -75,6 +75,7 @@ class MlflowReporter:
         self._batch_points = MAX_BATCH_POINTS
         self._refused: set[str] = set()
         self._unsent = unsent
+        self._recalling = threading.Lock()
         self._recalled = False
         self._last_recalled: Point | None = None
 
@@ -145,6 +146,7 @@ class MlflowReporter:
         self._outbox.close(time.monotonic() + timeout_s)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+            self._recall()  # the thread may not have come to it
         points = self._outbox.points
         if self._unsent is None and points and not self._fenced:
             logger.warning("%d figures that MLflow has not taken are lost", len(points))
@@ -163,12 +165,13 @@ class MlflowReporter:
 
     def _recall(self) -> None:
         """Take up what an earlier incarnation could not send; a point that is sent twice stays one."""
-        if self._unsent is None:
-            return
-        if earlier := read_unsent(self._unsent):
-            self._last_recalled = earlier[-1]
-            self._outbox.put_first(earlier)
-        self._recalled = True
+        with self._recalling:
+            if self._unsent is None or self._recalled:
+                return
+            if earlier := read_unsent(self._unsent):
+                self._last_recalled = earlier[-1]
+                self._outbox.put_first(earlier)
+            self._recalled = True
 
     def _keep(self, points: Sequence[Point]) -> None:
         assert self._unsent is not None
