@@ -82,6 +82,17 @@ class Outbox:
         with self.changed:
             return tuple(self._points)
 
+    @property
+    def newest(self) -> Point | None:
+        """The point that goes out last."""
+        with self.changed:
+            return self._points[-1] if self._points else None
+
+    def holds(self, point: Point) -> bool:
+        """Whether this very object waits, or is on its way."""
+        with self.changed:
+            return any(each is point for each in self._points)
+
     def put_report(self, text: str) -> None:
         with self.changed:
             self._number += 1

@@ -44,6 +44,7 @@ class MlflowReporter:
     that one is dropped, with all its later values. Before its first write and with each report it reads which
     incarnation wrote last; if that is a newer one it sends nothing any more, and ``fenced`` is true.
     Points that wait at the close are kept in the file ``unsent``, which the job's next reporter sends first.
+    ``num_nonfinite`` is how many values that are not finite were counted before.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MlflowReporter:
         max_artifact_bytes: int = 16 << 20,
         flush_interval_s: float = 5.0,
         unsent: Path | None = None,
+        num_nonfinite: int = 0,
     ) -> None:
         self._tracking_uri = tracking_uri
         self._run_id = run_id
@@ -68,11 +70,12 @@ class MlflowReporter:
         self._claimed = False
         self._fenced = False
         self._away = False
-        self._num_nonfinite = 0
+        self._num_nonfinite = num_nonfinite
         self._artifact_attempts = 0
         self._batch_points = MAX_BATCH_POINTS
         self._refused: set[str] = set()
         self._unsent = unsent
+        self._recalling = threading.Lock()
         self._recalled = False
         self._last_recalled: Point | None = None
 
@@ -85,6 +88,16 @@ class MlflowReporter:
         """Whether all is sent, what was kept before included."""
         return self._recalled and self._outbox.is_empty
 
+    @property
+    def num_nonfinite(self) -> int:
+        """How many values were counted and not logged."""
+        return self._num_nonfinite
+
+    def watermark(self) -> Callable[[], bool]:
+        """Tells, at any later time, whether all points given up to now have arrived or never will."""
+        newest = self._outbox.newest
+        return lambda: newest is None or self._fenced or not self._outbox.holds(newest)
+
     def send_kept(self) -> None:
         """Send what an earlier incarnation could not, also if nothing new follows."""
         self._open()
@@ -93,19 +106,8 @@ class MlflowReporter:
         """``time_ms`` is when they were measured, in Unix milliseconds: now unless it is given."""
         if time_ms is None:
             time_ms = int(time.time() * 1000)
-        points = []
-        num_nonfinite = 0
-        for name, value in values.items():
-            if name in self._refused:
-                continue
-            number = _finite(value)
-            if number is None:
-                num_nonfinite += 1
-            else:
-                points.append(Point(name, number, int(step), time_ms))
-        if num_nonfinite:
-            self._num_nonfinite += num_nonfinite
-            points.append(Point("nonfinite_values", float(self._num_nonfinite), int(step), time_ms))
+        wanted = {name: value for name, value in values.items() if name not in self._refused}
+        points, self._num_nonfinite = points_of(wanted, int(step), time_ms, self._num_nonfinite)
         if points and self._open():
             self._outbox.put_points(points)
 
@@ -144,6 +146,7 @@ class MlflowReporter:
         self._outbox.close(time.monotonic() + timeout_s)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+            self._recall()  # the thread may not have come to it
         points = self._outbox.points
         if self._unsent is None and points and not self._fenced:
             logger.warning("%d figures that MLflow has not taken are lost", len(points))
@@ -162,12 +165,13 @@ class MlflowReporter:
 
     def _recall(self) -> None:
         """Take up what an earlier incarnation could not send; a point that is sent twice stays one."""
-        if self._unsent is None:
-            return
-        if earlier := read_unsent(self._unsent):
-            self._last_recalled = earlier[-1]
-            self._outbox.put_first(earlier)
-        self._recalled = True
+        with self._recalling:
+            if self._unsent is None or self._recalled:
+                return
+            if earlier := read_unsent(self._unsent):
+                self._last_recalled = earlier[-1]
+                self._outbox.put_first(earlier)
+            self._recalled = True
 
     def _keep(self, points: Sequence[Point]) -> None:
         assert self._unsent is not None
@@ -284,6 +288,25 @@ class MlflowReporter:
             local = Path(scratch) / path.name
             local.write_bytes(data)
             client.log_artifact(self._run_id, str(local), folder)
+
+
+def points_of(
+    values: Mapping[str, float], step: int, time_ms: int, num_nonfinite: int
+) -> tuple[list[Point], int]:
+    """The points that a store keeps as they are, and one with how many values were none up to now, if any is
+    new to the ``num_nonfinite`` of before; with that number.
+    """
+    points = []
+    num_before = num_nonfinite
+    for name, value in values.items():
+        number = _finite(value)
+        if number is None:
+            num_nonfinite += 1
+        else:
+            points.append(Point(name, number, step, time_ms))
+    if num_nonfinite > num_before:
+        points.append(Point("nonfinite_values", float(num_nonfinite), step, time_ms))
+    return points, num_nonfinite
 
 
 def _finite(value: object) -> float | None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from pollux_agent.records import read_regular, write_atomic
 from pollux_agent.report.outbox import Point
 
+LEFT = 3
+"""Exit status of a reporter's process that could not send all: what waited is kept, or said to be lost."""
+
 MAX_BYTES = 64 << 20
 """More than a full queue takes; a larger file is not ours."""
 

@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
 from pollux_agent.report import MlflowReporter, NullReporter, open_reporter
 from pollux_agent.report.outbox import Outbox, Point
 from pollux_agent.report.reporter import INCARNATION_TAG
-from pollux_agent.report.unsent import read_unsent
+from pollux_agent.report.unsent import keep_unsent, read_unsent
 from pollux_agent.settings import WorkerSettings
 
 FIT = ThroughputParams(
@@ -270,3 +271,17 @@ def test_a_metric_name_that_mlflow_refuses_costs_only_that_metric(
     assert history(client, run_id, "accuracy") == [(step, 2.0 * step) for step in range(1, 21)]
     assert decode(Report, client.get_run(run_id).data.tags[REPORT_TAG]).sequence == 3
     assert caplog.text.count("refuses the metric 'loss: mean?!'") == 1
+
+
+def test_a_close_before_the_thread_has_had_a_turn_keeps_what_was_kept_and_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsent = tmp_path / "unsent.json"
+    keep_unsent(unsent, [Point("loss", 1.0, 1, 1_700_000_000_000)])
+    turn = threading.Event()
+    monkeypatch.setattr(MlflowReporter, "_work", lambda _: turn.wait(60))
+    reporter = MlflowReporter("http://127.0.0.1:9", "r", 2, unsent=unsent)
+    reporter.metrics({"loss": 2.0}, 2)
+    assert not reporter.close(0.0)
+    turn.set()
+    assert [point.step for point in read_unsent(unsent)] == [1, 2]

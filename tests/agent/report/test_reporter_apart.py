@@ -153,6 +153,97 @@ def test_one_that_is_killed_is_started_again(client: MlflowClient, mlflow_uri: s
     assert steps_of(client, run_id, "loss") == [1, 2, 3]
 
 
+def given_every_few_ms(reporter: ReporterApart, steps: range) -> None:
+    for step in steps:
+        reporter.metrics({"loss": step / 2, "odd": float("nan") if step % 7 == 0 else 1.0}, step)
+        time.sleep(0.003)
+
+
+def test_none_of_what_flows_while_it_is_killed_again_and_again_is_lost_or_twice(
+    client: MlflowClient, mlflow_uri: str, run_id: str
+) -> None:
+    """The last kill comes right before the close, and the report's process dies with the report unsent."""
+    reporter = ReporterApart(mlflow_uri, run_id, 1)
+    for part in range(4):
+        given_every_few_ms(reporter, range(120 * part, 120 * (part + 1)))
+        reporter.report(replace(REPORT, sequence=part))  # with which all goes out at once
+        awaited(children)
+        if part == 1:
+            awaited(lambda: not reporter._kept)  # all are acknowledged
+        for process in children():
+            process.kill()
+    assert reporter.close(60)
+    history = {name: steps_of(client, run_id, name) for name in ("loss", "odd", "nonfinite_values")}
+    assert history == {
+        "loss": list(range(480)),
+        "odd": [step for step in range(480) if step % 7],
+        "nonfinite_values": [step for step in range(480) if step % 7 == 0],
+    }
+    run = client.get_run(run_id)
+    assert run.data.metrics["nonfinite_values"] == len(range(0, 480, 7))
+    assert decode(Report, run.data.tags[REPORT_TAG]).sequence == 3
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["mlflow answers", "mlflow is away"])
+def test_what_a_hung_one_holds_at_the_close_is_kept(
+    client: MlflowClient,
+    mlflow_uri: str,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_away: bool,
+) -> None:
+    monkeypatch.setattr("pollux_agent.report.apart._GRACE_S", 0.3)
+    unsent = tmp_path / "unsent.json"
+    reporter = ReporterApart(AWAY if is_away else mlflow_uri, run_id, 1, unsent=unsent)
+    given_every_few_ms(reporter, range(60))
+    if not is_away:
+        reporter.report(REPORT)  # with which all goes out at once
+        awaited(lambda: not reporter._kept)
+    awaited(children)
+    (process,) = children()
+    process.suspend()
+    for step in range(60, 2000):  # more than the pipe takes
+        reporter.metrics({"loss": step / 2, "a name that fills the pipe between the processes": 1.0}, step)
+    assert not reporter.close(0.2)
+    assert not children()
+    assert "is killed" in caplog.text
+    kept = [point.step for point in read_unsent(unsent) if point.name == "loss"]
+    assert kept == list(range(0 if is_away else 60, 2000))
+    if not is_away:
+        following = ReporterApart(mlflow_uri, run_id, 2, unsent=unsent)
+        following.metrics({"loss": 1000.0}, 2000)
+        assert following.close(60)
+        assert steps_of(client, run_id, "loss") == list(range(2001))
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_figures_of_one_that_does_not_come_to_its_close_are_kept_or_said_to_be_lost(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    has_file: bool,
+) -> None:
+    """It is killed with MLflow away, and each that follows ends by itself."""
+    monkeypatch.setattr("pollux_agent.report.apart._GRACE_S", 0.3)
+    unsent = tmp_path / "unsent.json"
+    reporter = ReporterApart(AWAY, "r", 1, unsent=unsent if has_file else None)
+    for step in range(5):
+        reporter.metrics({"loss": 1.0, "accuracy": 0.5}, step)
+    awaited(children)
+    monkeypatch.setattr("pollux_agent.report.apart._COMMAND", (sys.executable, "-c", "raise SystemExit(1)"))
+    children()[0].kill()
+    assert not reporter.close(0.5)
+    if has_file:
+        want = [(name, step) for step in range(5) for name in ("loss", "accuracy")]
+        assert [(point.name, point.step) for point in read_unsent(unsent)] == want
+    else:
+        assert "10 figures that MLflow has not taken are lost" in caplog.text
+
+
 def trains(tmp_path: Path, uri: str, run_id: str) -> "tuple[subprocess.Popen[str], psutil.Process]":
     """A training in a group of its own that has handed over three figures, and the process that has them."""
     training = subprocess.Popen(
