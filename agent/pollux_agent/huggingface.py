@@ -260,8 +260,8 @@ class ElasticTrainer(Trainer):
             )
         if self.args.dataloader_drop_last:
             raise DocumentError(
-                "dataloader_drop_last is True; leave it False: a pass has no fixed batches, and its last step "
-                "takes what is left"
+                "dataloader_drop_last is True; leave it False: a pass has no fixed batches, and its "
+                "last step takes what is left"
             )
 
 

@@ -48,8 +48,8 @@ class ElasticStrategy(SingleDeviceStrategy):
     a restart resumes from; they hold the callbacks' states too. ``watch`` names a figure that the module
     logs.
 
-    Raises DocumentError for manual optimization, ``accumulate_grad_batches``, ``limit_train_batches`` and what else
-    contradicts.
+    Raises DocumentError for manual optimization, ``accumulate_grad_batches``, ``limit_train_batches``
+    and what else contradicts.
     """
 
     strategy_name = "pollux"
