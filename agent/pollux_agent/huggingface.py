@@ -45,7 +45,8 @@ class ElasticTrainer(Trainer):
     are for other uses. ``watch`` names a figure that the Trainer logs, such as "loss".
 
     Raises DocumentError for what shards or wraps the model in its own way (DeepSpeed, FSDP, DataParallel) and
-    for ``auto_find_batch_size``.
+    for ``auto_find_batch_size``, ``dataloader_drop_last`` and ``gradient_accumulation_steps`` beside another
+    ``batch_size``.
     """
 
     control: Any
@@ -65,7 +66,7 @@ class ElasticTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._check()
+        self._check(batch_size)
         given: TrainingArguments = self.args
         self._initial = batch_size or given.per_device_train_batch_size * given.gradient_accumulation_steps
         self._options: dict[str, Any] = {
@@ -242,13 +243,25 @@ class ElasticTrainer(Trainer):
         """Callbacks with a state of their own."""
         return [each for each in self.callback_handler.callbacks if isinstance(each, ExportableState)]
 
-    def _check(self) -> None:
+    def _check(self, batch_size: int | None) -> None:
         wrapped = self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.n_gpu > 1
         if wrapped or self.args.auto_find_batch_size:
             raise DocumentError(
                 "args: DeepSpeed, FSDP, several GPUs in one process and auto_find_batch_size do not go with "
                 "ElasticTrainer, which spreads and sizes batches itself; turn them off and start one process "
                 "a GPU"
+            )
+        accumulated = self.args.gradient_accumulation_steps
+        of_args = self.args.per_device_train_batch_size * accumulated
+        if accumulated != 1 and batch_size not in (None, of_args):
+            raise DocumentError(
+                f"gradient_accumulation_steps is {accumulated}, which makes M0 {of_args}, but batch_size is "
+                f"{batch_size}; leave one of them out: the job accumulates as the batch size needs it"
+            )
+        if self.args.dataloader_drop_last:
+            raise DocumentError(
+                "dataloader_drop_last is True; leave it False: a pass has no fixed batches, and its "
+                "last step takes what is left"
             )
 
 

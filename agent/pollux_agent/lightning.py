@@ -48,7 +48,8 @@ class ElasticStrategy(SingleDeviceStrategy):
     a restart resumes from; they hold the callbacks' states too. ``watch`` names a figure that the module
     logs.
 
-    Raises DocumentError for manual optimization, ``accumulate_grad_batches`` and what else contradicts.
+    Raises DocumentError for manual optimization, ``accumulate_grad_batches``, ``limit_train_batches``
+    and what else contradicts.
     """
 
     strategy_name = "pollux"
@@ -333,6 +334,7 @@ def _check(trainer: Trainer, module: LightningModule, loader: Any, num_loaders: 
         raise DocumentError(
             f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; leave it at 1: the job sets it"
         )
+    _check_whole_passes(trainer)
     if num_loaders != 1 or not isinstance(loader, DataLoader):
         raise DocumentError("train_dataloaders: give one DataLoader of torch, the job reads its data set")
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
@@ -340,3 +342,27 @@ def _check(trainer: Trainer, module: LightningModule, loader: Any, num_loaders: 
             f"val_check_interval is {trainer.val_check_interval}; a pass has no fixed length, so give 1.0 or "
             "a number of batches"
         )
+
+
+def _check_whole_passes(trainer: Trainer) -> None:
+    """Raise DocumentError for what would cut a pass, whose batches are the job's; ``fast_dev_run`` has
+    ``max_steps`` besides."""
+    cuts = {
+        "overfit_batches": (trainer.overfit_batches, 0, "train on a torch.utils.data.Subset"),
+        "limit_train_batches": (
+            trainer.limit_train_batches,
+            1.0,
+            "train on a torch.utils.data.Subset, or give max_steps",
+        ),
+        "reload_dataloaders_every_n_epochs": (
+            trainer.reload_dataloaders_every_n_epochs,
+            0,
+            "have the data set change what it gives",
+        ),
+    }
+    for name, (value, plain, fix) in cuts.items():
+        whole = value == plain and isinstance(value, float) >= isinstance(plain, float)  # 1 is one batch
+        if not whole and not (name == "limit_train_batches" and trainer.fast_dev_run):
+            raise DocumentError(
+                f"{name} is {value}, but a pass is over all of the data set; leave it, and {fix}"
+            )

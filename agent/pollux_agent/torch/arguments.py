@@ -1,6 +1,5 @@
 """What the arguments of an ElasticJob must be: one table, and an error that names argument, value and fix."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -8,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -59,14 +59,16 @@ def _filled(value: object) -> bool:
     return value != ""
 
 
+_MOST_WORKERS = 1024
+_MOST_MULTIPLIER = torch.finfo(torch.float32).max
 _FUNCTION = _Must(_or_none(callable), "a function, or None")
 _RULES: Mapping[str, _Must] = MappingProxyType(
     {
         "model": _Must(lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
         "optimizer": _Must(
             _some(Optimizer),
-            "the torch.optim.Optimizer that the loop steps, or a list of them",
-            lambda value: not isinstance(value, Sequence) or len(value) > 0,
+            "the torch.optim.Optimizer that the loop steps, or a list of them, each once",
+            lambda value: not isinstance(value, Sequence) or 0 < len(value) == len(set(map(id, value))),
         ),
         "batch_size": _Must(_whole, "a whole number of samples, from 1 on"),
         "max_batch_size": _Must(_or_none(_whole), "a whole number of samples, or None"),
@@ -74,7 +76,12 @@ _RULES: Mapping[str, _Must] = MappingProxyType(
         "min_local_batch_size": _Must(_or_none(_whole), "a whole number of samples, or None"),
         "num_samples": _Must(_or_none(_whole), "a whole number of samples, or None"),
         "noise_every": _count(1),
-        "num_workers": _count(0),
+        "num_workers": _Must(
+            _whole,
+            f"a whole number of processes from 0 to {_MOST_WORKERS}",
+            lambda value: 0 <= value <= _MOST_WORKERS,
+        ),
+        "pin_memory": _Must(lambda value: isinstance(value, bool), "True or False"),
         "seed": _count(0),
         "watch": _Must(_or_none(_text), "the name of a figure that the script logs, or None", _filled),
         "mlflow_tracking_uri": _Must(_or_none(_text), "MLflow's address, or None"),
@@ -98,7 +105,9 @@ _RULES: Mapping[str, _Must] = MappingProxyType(
         "collate_fn": _FUNCTION,
         "worker_init_fn": _FUNCTION,
         "stateful": _Must(
-            _or_none(lambda value: isinstance(value, Mapping)), 'a dict: stateful={"ema": ema}, or None'
+            _or_none(lambda value: isinstance(value, Mapping)),
+            'a dict by names: stateful={"ema": ema}, or None',
+            lambda value: all(isinstance(name, str) and name for name in value or ()),
         ),
     }
 )
@@ -150,11 +159,12 @@ def _told(value: object) -> str:
 def checked_multiplier(multiplier: float, epoch: float) -> float:
     """What ``lr_schedule`` gave at ``epoch``; raises DocumentError for what no learning rate can be times."""
     try:
-        right = 0 <= multiplier < math.inf
+        right = 0 <= multiplier < _MOST_MULTIPLIER
     except TypeError:
         right = False
     if not right:
         raise DocumentError(
-            f"lr_schedule gave {multiplier!r} at epoch {epoch:g}; it must give a finite number from 0 on"
+            f"lr_schedule gave {_told(multiplier)} at epoch {epoch:g}; it must give a finite number from 0 on, "
+            "which float32 holds"
         )
     return multiplier

@@ -104,6 +104,8 @@ class CheckpointStore:
                 if old not in kept:
                     self.place.remove(old)
         except (OSError, RuntimeError) as error:
+            with suppress(OSError):  # a newer start drops what this one was writing
+                self.check_fence()
             full = "; free some space there" if is_full(error) else ""
             raise CheckpointError(f"cannot write {name} to {self.place}: {error}{full}") from error
         return name

@@ -43,7 +43,7 @@ from pollux_agent.torch.saver import Saver, Trained
 from pollux_agent.torch.scaling import FollowsExamples, ScalingRule, rule
 from pollux_agent.torch.schedules import ProgressSchedulers
 from pollux_agent.torch.state import Stateful, check_stateful
-from pollux_agent.torch.stepper import Stepper, check_steps
+from pollux_agent.torch.stepper import Stepper, check_accumulation, check_steps
 from pollux_agent.torch.stopping import StopSignal
 from pollux_agent.torch.stream import StreamPosition
 from pollux_agent.torch.telemetry import Telemetry, figure
@@ -161,6 +161,7 @@ class ElasticJob:
             stateful=stateful,
             checkpoint_dir=checkpoint_dir,
             num_workers=num_workers,
+            pin_memory=pin_memory,
             grad_scaler=grad_scaler,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
@@ -191,6 +192,7 @@ class ElasticJob:
             scaling_rule=scaling_rule if isinstance(scaling_rule, str) else "none",
             min_local_batch_size=_least(model, min_local_batch_size, max_local_batch_size or batch_size),
         )
+        check_accumulation(optimizers, self._config.limits)
         schedulers = [lr_scheduler] if isinstance(lr_scheduler, LRScheduler) else list(lr_scheduler)
         stateful = {f"lr_scheduler.{number}": each for number, each in enumerate(schedulers)} | dict(
             stateful or {}
@@ -361,6 +363,8 @@ class ElasticJob:
         """
         if isinstance(num_epochs, bool) or not isinstance(num_epochs, Real):
             raise TypeError(f"epochs is {num_epochs!r}; give a number of epochs, above 0")
+        if num_epochs > sys.float_info.max and num_epochs != math.inf:
+            raise DocumentError("epochs is beyond what a float holds; give a number of epochs")
         if not num_epochs > 0:
             raise DocumentError(f"epochs is {num_epochs}; train for at least 1")
         position, training = self._position, self._training
@@ -544,7 +548,14 @@ def _least(model: nn.Module, given: int | None, most: int) -> int:
     """The least samples of a forward pass: batch normalisation cannot train on one."""
     if given is not None:
         return given
-    return min(2, most) if any(isinstance(part, _BatchNorm) for part in model.modules()) else 1
+    normed = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    if most == 1 and any(part.training for part in normed):
+        raise DocumentError(
+            "max_local_batch_size (default batch_size) is 1, but the model's batch normalisation needs 2 "
+            "samples a pass; give at least 2, or min_local_batch_size=1 if each sample has several values a "
+            "channel"
+        )
+    return min(2, most) if normed else 1
 
 
 def _position(

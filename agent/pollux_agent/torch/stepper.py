@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 
 from pollux_agent.errors import DocumentError
+from pollux_agent.model.goodput import BatchLimits
 from pollux_agent.torch.gradients import GradientSync, StepResult
 from pollux_agent.torch.sampler import MicroBatch
 from pollux_agent.torch.scaling import FollowsExamples, ScalingRule
@@ -142,6 +143,20 @@ def check_steps(optimizers: Sequence[Optimizer]) -> None:
                 f"optimizer: {kind.__name__} needs a closure, which it calls again within a step, "
                 "but the gradient of a step is averaged once, over all of its batches; use an optimizer "
                 "whose step() goes without one, such as SGD or AdamW"
+            )
+
+
+def check_accumulation(optimizers: Sequence[Optimizer], limits: BatchLimits) -> None:
+    """Raise DocumentError for an optimizer of sparse gradients where a step may have several batches: their
+    sum is dense."""
+    if limits.max_batch_size <= limits.max_local_batch_size:
+        return
+    for optimizer in optimizers:
+        if isinstance(optimizer, SparseAdam):
+            raise DocumentError(
+                f"optimizer: {type(optimizer).__name__} takes sparse gradients alone, but those of a step's "
+                "batches are added up densely; use Adam, or give the same max_batch_size as "
+                "max_local_batch_size, so that no step has several"
             )
 
 

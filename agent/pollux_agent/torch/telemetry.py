@@ -58,8 +58,9 @@ def figure(name: str, value: object) -> float:
     Raises DocumentError for anything else.
     """
     try:
-        if not isinstance(value, str):
-            return float(value)  # type: ignore[arg-type]
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, str):
+            return float(number)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     shown = "beyond what a float holds" if isinstance(value, int) else f"{value!r}"[:200]

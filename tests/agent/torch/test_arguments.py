@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.torch import ElasticJob
+from pollux_agent.torch.arguments import checked_multiplier
+from pollux_agent.torch.telemetry import figure
 
 NAN = float("nan")
 
@@ -42,6 +44,8 @@ def job_of(**arguments: Any) -> ElasticJob:
     return ElasticJob(**(plain | arguments))
 
 
+TWICE = sgd()
+
 WRONG_KINDS: dict[str, list[Any]] = {
     "model": [None, F.relu],
     "train_set": [DataLoader(Line(), batch_size=4)],
@@ -54,6 +58,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
     "seed": [None, True, 0.5, "a"],
     "noise_every": [None, True, 1.5, "10"],
     "num_workers": [None, True, 1.5, "2"],
+    "pin_memory": [None, "x", 1],
     "checkpoint_dir": [7, b"kept", True],
     "lr_schedule": [0.1, StepLR(sgd(), 1)],
     "lr_scheduler": [0.1, F.relu, [sgd()], ReduceLROnPlateau(sgd()), [ReduceLROnPlateau(sgd())]],
@@ -66,7 +71,7 @@ WRONG_KINDS: dict[str, list[Any]] = {
 }
 WRONG_VALUES: dict[str, list[Any]] = {
     "train_set": [TensorDataset(torch.zeros(0, 3)), [], Nothing()],
-    "optimizer": [[], (), sgd(), [sgd()]],
+    "optimizer": [[], (), sgd(), [sgd()], [TWICE, TWICE]],
     "batch_size": [0, -1, 65],
     "max_batch_size": [0, 4],
     "max_local_batch_size": [0, -3],
@@ -74,7 +79,8 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "num_samples": [0, -1, 100],
     "seed": [-1],
     "noise_every": [0, -1],
-    "num_workers": [-1],
+    "num_workers": [-1, 100_000],
+    "stateful": [{3: linear_model()}, {"": linear_model()}],
     "checkpoint_dir": [""],
     "watch": [""],
 }
@@ -184,3 +190,46 @@ def run(schedule: Callable[[float], Any]) -> ElasticJob:
 def test_epochs_are_a_number(epochs: Any) -> None:
     with pytest.raises(TypeError, match=r"epochs is .*; give a number"):
         next(job_of().epochs(epochs))
+
+
+def normed(**arguments: Any) -> ElasticJob:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    return job_of(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"max_local_batch_size": 1}, {"batch_size": 1}], ids=["local", "total"]
+)
+def test_one_sample_a_pass_does_not_go_with_batch_normalisation(arguments: dict[str, Any]) -> None:
+    with pytest.raises(DocumentError, match="max_local_batch_size .* is 1, .* give at least 2"):
+        normed(**arguments)
+    normed(**arguments, min_local_batch_size=1)
+
+
+def test_sparse_gradients_go_where_no_step_has_several_batches() -> None:
+    model = linear_model()
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with pytest.raises(DocumentError, match="SparseAdam takes sparse gradients alone.*use Adam"):
+        job_of(model=model, optimizer=optimizer)
+    job_of(model=model, optimizer=optimizer, max_batch_size=8, max_local_batch_size=8)
+
+
+def test_epochs_beyond_a_float_are_named() -> None:
+    with pytest.raises(DocumentError, match="epochs is beyond"):
+        next(job_of().epochs(10**400))
+
+
+@pytest.mark.parametrize("gives", [1e308, 10**400, float("inf"), NAN], ids=str)
+def test_a_multiplier_that_no_rate_can_bear_is_named(gives: float) -> None:
+    with pytest.raises(DocumentError, match="lr_schedule gave .* from 0 on"):
+        checked_multiplier(gives, 1.0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "value",
+    [np.array([1.0]), np.array([[1]]), np.float32(1), torch.ones(1, requires_grad=True), torch.ones(()), 1],
+    ids=["array", "nested", "scalar", "graph", "tensor", "int"],
+)
+def test_a_figure_may_be_whatever_has_one_element(value: Any) -> None:
+    assert figure("a", value) == 1.0

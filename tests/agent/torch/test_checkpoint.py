@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pollux_agent.errors import CheckpointError, FencedError
+from pollux_agent.torch import places
 from pollux_agent.torch.checkpoint import CheckpointStore
 
 
@@ -200,3 +201,23 @@ def test_the_manifest_says_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / store(tmp_path).save({"step": 1}, step=1)
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["bytes"] == (path / "state.pt").stat().st_size
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before its manifest", "behind its manifest"])
+def test_a_start_that_drops_what_another_is_writing_fences_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    older, write = CheckpointStore(tmp_path), places.write_atomic
+    older.claim()
+
+    def interrupted(path: Path, data: bytes) -> None:
+        if written or path.name != places.MANIFEST:
+            write(path, data)
+        if path.name == places.MANIFEST:
+            CheckpointStore(tmp_path).claim()
+        if not written and path.name == places.MANIFEST:
+            write(path, data)
+
+    monkeypatch.setattr(places, "write_atomic", interrupted)
+    with pytest.raises(FencedError, match="incarnation 2 has begun"):
+        older.save({"a": 1}, step=1)

@@ -249,6 +249,13 @@ def test_steps_are_counted_at_m0_whatever_the_batch_size(tmp_path: Path) -> None
     ("module", "changes", "message"),
     [
         pytest.param(Fit, {"accumulate_grad_batches": 2}, "accumulate_grad_batches is 2", id="accumulation"),
+        pytest.param(Fit, {"limit_train_batches": 3}, "limit_train_batches is 3", id="some batches"),
+        pytest.param(Fit, {"limit_train_batches": 1}, "limit_train_batches is 1,", id="one batch"),
+        pytest.param(Fit, {"limit_train_batches": 0.5}, "limit_train_batches is 0.5", id="a part"),
+        pytest.param(Fit, {"overfit_batches": 2}, "overfit_batches is 2", id="a few again"),
+        pytest.param(
+            Fit, {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every", id="new data"
+        ),
         pytest.param(Fit, {"val_check_interval": 0.5}, "val_check_interval is 0.5", id="half a pass"),
         pytest.param(Fit, {"max_epochs": -1}, "max_epochs and max_steps", id="no end"),
     ],
