@@ -108,6 +108,7 @@ class KubeCluster:
             number = self._lease.next_decision([above, *self._numbers])
         self._given_out = (number, time.monotonic())
         self._mend_allocations(number)
+        self._tell_lost()
         return number
 
     def observe(self) -> ClusterView:
@@ -319,6 +320,24 @@ class KubeCluster:
                 continue
             logger.error("Job %s: %s; mended, it keeps what it has", job_id, fault)
             self._remember(job_id, mended, allocation)
+
+    def _tell_lost(self) -> None:
+        """Under the lease: drivers hear of the nodes of their workers that count as lost by now; at their last
+        decision such a node may have been silent for a moment only. A failure costs that job alone.
+        """
+        if self._view is None or not self._leased:
+            return
+        for job in self._view[0].jobs:
+            pod = self._drivers[job.job_id]
+            told: frozenset[str] = or_else(notes.lost_of, doc.annotations(pod), frozenset())
+            lost = {key.partition(":")[0] for key in job.status.held} & self._lost
+            if lost <= told:
+                continue
+            meta = {"annotations": {doc.LOST: json.dumps(sorted(lost | told))}}
+            try:
+                self.api.patch(_path(pod), {"metadata": meta})
+            except KubeError as error:
+                logger.error("Job %s does not hear of lost nodes: %s", job.job_id, error)
 
     def _last_decision(self) -> int:
         """The last number given out; our own one for some seconds while nobody else may schedule."""
