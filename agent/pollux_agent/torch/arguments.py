@@ -164,7 +164,7 @@ def checked_multiplier(multiplier: float, epoch: float) -> float:
         right = False
     if not right:
         raise DocumentError(
-            f"lr_schedule gave {_told(multiplier)} at epoch {epoch:g}; it must give a finite number from 0 on, "
-            "which float32 holds"
+            f"lr_schedule gave {_told(multiplier)} at epoch {epoch:g}; it must give a finite number from 0 "
+            "on, which float32 holds"
         )
     return multiplier

@@ -201,7 +201,7 @@ def normed(**arguments: Any) -> ElasticJob:
     "arguments", [{"max_local_batch_size": 1}, {"batch_size": 1}], ids=["local", "total"]
 )
 def test_one_sample_a_pass_does_not_go_with_batch_normalisation(arguments: dict[str, Any]) -> None:
-    with pytest.raises(DocumentError, match="max_local_batch_size .* is 1, .* give at least 2"):
+    with pytest.raises(DocumentError, match=r"max_local_batch_size .* is 1, .* give at least 2"):
         normed(**arguments)
     normed(**arguments, min_local_batch_size=1)
 
@@ -209,7 +209,7 @@ def test_one_sample_a_pass_does_not_go_with_batch_normalisation(arguments: dict[
 def test_sparse_gradients_go_where_no_step_has_several_batches() -> None:
     model = linear_model()
     optimizer = torch.optim.SparseAdam(model.parameters())
-    with pytest.raises(DocumentError, match="SparseAdam takes sparse gradients alone.*use Adam"):
+    with pytest.raises(DocumentError, match=r"SparseAdam takes sparse gradients alone.*use Adam"):
         job_of(model=model, optimizer=optimizer)
     job_of(model=model, optimizer=optimizer, max_batch_size=8, max_local_batch_size=8)
 
@@ -219,9 +219,9 @@ def test_epochs_beyond_a_float_are_named() -> None:
         next(job_of().epochs(10**400))
 
 
-@pytest.mark.parametrize("gives", [1e308, 10**400, float("inf"), NAN], ids=str)
+@pytest.mark.parametrize("gives", [1e308, 10**400, float("inf"), NAN], ids=["large", "whole", "inf", "nan"])
 def test_a_multiplier_that_no_rate_can_bear_is_named(gives: float) -> None:
-    with pytest.raises(DocumentError, match="lr_schedule gave .* from 0 on"):
+    with pytest.raises(DocumentError, match=r"lr_schedule gave .* from 0 on"):
         checked_multiplier(gives, 1.0)
 
 
