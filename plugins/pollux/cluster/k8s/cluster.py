@@ -322,8 +322,10 @@ class KubeCluster:
             self._remember(job_id, mended, allocation)
 
     def _tell_lost(self) -> None:
-        """Under the lease: drivers hear of the nodes of their workers that count as lost by now; at their last
-        decision such a node may have been silent for a moment only. A failure costs that job alone.
+        """Under the lease: drivers hear of the nodes of their workers that count as lost by now.
+
+        At their last decision such a node may have been silent for a moment only. A failure costs that job
+        alone.
         """
         if self._view is None or not self._leased:
             return
