@@ -25,11 +25,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pollux_agent.protocol import Report, decode, encode
+from pollux_agent.protocol import Report, decode
 from pollux_agent.report.base import RunStatus
 from pollux_agent.report.outbox import Point
 from pollux_agent.report.prior import Earlier
-from pollux_agent.report.reporter import points_of
+from pollux_agent.report.reporter import number_of, points_of, text_of
 from pollux_agent.report.unsent import LEFT, keep_unsent, read_unsent
 
 logger = logging.getLogger(__name__)
@@ -72,16 +72,13 @@ class ReporterApart:
         self._again: dict[str, bytes] = {}
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        numbers = {name: _number(value) for name, value in values.items()}
+        numbers = {name: number_of(value) for name, value in values.items()}
         self._put("metrics", numbers, int(step), int(time.time() * 1000))
 
     def report(self, report: Report) -> None:
-        try:
-            text = encode(report)
-        except ValueError as error:
-            logger.error("report %d is not sent: %s", report.sequence, error)
-            return
-        self._put("report", text)
+        text = text_of(report)
+        if text is not None:
+            self._put("report", text)
 
     def artifact(self, name: str, data: bytes) -> None:
         self._put("artifact", name, base64.b64encode(data).decode())
@@ -288,11 +285,3 @@ def _line(*message: Any) -> bytes:
 
 def _nobody(_: Earlier) -> None:
     """Who is given what was not asked for."""
-
-
-def _number(value: object) -> float:
-    """The value as a number, NaN for what is none, which is counted and not logged."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return float("nan")

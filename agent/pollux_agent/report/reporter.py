@@ -112,20 +112,8 @@ class MlflowReporter:
             self._outbox.put_points(points)
 
     def report(self, report: Report) -> None:
-        try:
-            text = encode(report)
-        except ValueError as error:
-            logger.error("report %d is not sent: %s", report.sequence, error)
-            return
-        if len(text) > MAX_REPORT_CHARS:
-            logger.error(
-                "report %d is not sent: it has %d characters, above the %d that MLflow keeps of a tag; "
-                "report fewer GPU types",
-                report.sequence,
-                len(text),
-                MAX_REPORT_CHARS,
-            )
-        elif self._open():
+        text = text_of(report)
+        if text is not None and self._open():
             self._outbox.put_report(text)
 
     def artifact(self, name: str, data: bytes) -> None:
@@ -309,12 +297,36 @@ def points_of(
     return points, num_nonfinite
 
 
+def text_of(report: Report) -> str | None:
+    """The report as it is sent; None, and the cause in the log, for one that cannot be."""
+    try:
+        text = encode(report)
+    except ValueError as error:
+        logger.error("report %d is not sent: %s", report.sequence, error)
+        return None
+    if len(text) > MAX_REPORT_CHARS:
+        logger.error(
+            "report %d is not sent: it has %d characters, above the %d that MLflow keeps of a tag; "
+            "report fewer GPU types",
+            report.sequence,
+            len(text),
+            MAX_REPORT_CHARS,
+        )
+        return None
+    return text
+
+
+def number_of(value: object) -> float:
+    """The value as a number, NaN for what is none, which is counted and not logged."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
 def _finite(value: object) -> float | None:
     """The value as a number that a store keeps as it is, else None."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
+    number = number_of(value)
     return number if math.isfinite(number) and abs(number) <= MAX_ABS_VALUE else None
 
 

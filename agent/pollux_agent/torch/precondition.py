@@ -72,12 +72,13 @@ class Adam:
         states = [optimizer.state[param] for param in params]
         moment = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
         beta2 = float(group["betas"][1])
+        steps = [float(state["step"]) for state in states]
         squares = [
-            _entered(state[moment], keep=beta2, weight=1 - beta2 ** float(state["step"])) for state in states
+            _entered(state[moment], keep=beta2, weight=1 - beta2**step)
+            for state, step in zip(states, steps, strict=True)
         ]
         roots = list(torch._foreach_sqrt(squares))
-        corrections = [(1 - beta2 ** (float(state["step"]) + 1)) ** 0.5 for state in states]
-        torch._foreach_div_(roots, corrections)
+        torch._foreach_div_(roots, [(1 - beta2 ** (step + 1)) ** 0.5 for step in steps])
         return _reciprocal(roots, group["eps"])
 
 

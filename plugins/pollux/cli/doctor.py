@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli import app
-from pollux.cli.opening import DEFAULT_STATE, StateOption, stack_variables
+from pollux.cli.opening import StateOption, variables
 
 if TYPE_CHECKING:
     from pollux.doctor import Finding, KubePlan
@@ -95,14 +95,11 @@ def _environment(state: Path | None, cluster: str, release: "Release | None") ->
     """Our own variables over those of the release, or else of the stack in the state folder."""
     from pollux.errors import ConfigError, StackError
 
-    folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
     try:
-        given = release.settings if release else stack_variables(Path(folder))
+        environ = variables(state, release.settings if release else None)
     except (ConfigError, StackError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    own = {name: value for name, value in os.environ.items() if value}
-    environ = {**given, **own, "POLLUX_STATE": folder}
     if cluster:
         environ["POLLUX_CLUSTER"] = cluster
     return environ

@@ -27,16 +27,24 @@ def open_settings(state: Path | None) -> "tuple[Settings, Mapping[str, str]]":
     from pollux.settings import settings
 
     try:
-        folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
-        own = {name: value for name, value in os.environ.items() if value}
-        environ = {**stack_variables(Path(folder)), **own, "POLLUX_STATE": folder}
+        environ = variables(state)
         return settings(environ), environ
     except (ConfigError, StackError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
 
 
-def stack_variables(state: Path) -> dict[str, str]:
+def variables(state: Path | None, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment's over those ``given``, or else those of the stack in the state folder.
+
+    Raises ConfigError and StackError where the stack's record cannot be read.
+    """
+    folder = str(state) if state else os.environ.get("POLLUX_STATE") or DEFAULT_STATE
+    own = {name: value for name, value in os.environ.items() if value}
+    return {**(_stack_variables(Path(folder)) if given is None else given), **own, "POLLUX_STATE": folder}
+
+
+def _stack_variables(state: Path) -> dict[str, str]:
     """The settings of the stack in that folder, with the addresses of its services; none without a stack.
 
     Raises ConfigError and StackError where its record cannot be read.

@@ -4,21 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from fitted import FIT
 from mlflow import MlflowClient
 
-from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Report, encode
 from pollux_agent.report.prior import Earlier, ask_for_prior, earlier_runs
 
-FIT = ThroughputParams(
-    alpha_grad=0.05,
-    beta_grad=0.001,
-    alpha_sync_local=0.02,
-    beta_sync_local=0.001,
-    alpha_sync_node=0.1,
-    beta_sync_node=0.002,
-    gamma=1.5,
-)
 REPORT = Report(
     job_id="job",
     incarnation=1,

@@ -11,23 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fitted import FIT
 from mlflow import MlflowClient
 
-from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
 from pollux_agent.report import ReporterApart
 from pollux_agent.report.prior import MODEL_PARAM, Earlier
 from pollux_agent.report.unsent import read_unsent
 
-FIT = ThroughputParams(
-    alpha_grad=0.05,
-    beta_grad=0.001,
-    alpha_sync_local=0.02,
-    beta_sync_local=0.001,
-    alpha_sync_node=0.1,
-    beta_sync_node=0.002,
-    gamma=1.5,
-)
 AWAY = "http://127.0.0.1:9"
 REPORT = Report(
     job_id="digits",

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from elastic_runs import DriverRun, Line, linear_model
+from fitted import FIT
 from mlflow import MlflowClient
 from mlflow_store import mlflow_uri, new_experiment
 
 from pollux.simulate.agent import Knowledge, SimulatedAgent
 from pollux_agent.model.goodput import BatchLimits
-from pollux_agent.model.throughput import ThroughputParams
 from pollux_agent.protocol import REPORT_TAG, Report, decode, encode
 from pollux_agent.report import ReporterApart
 from pollux_agent.report.prior import Earlier
@@ -22,15 +22,6 @@ from pollux_agent.torch import ElasticJob
 
 __all__ = ["mlflow_uri", "new_experiment"]
 
-FIT = ThroughputParams(
-    alpha_grad=0.05,
-    beta_grad=0.001,
-    alpha_sync_local=0.02,
-    beta_sync_local=0.001,
-    alpha_sync_node=0.1,
-    beta_sync_node=0.002,
-    gamma=1.5,
-)
 EARLIER = Report(
     job_id="earlier",
     incarnation=1,

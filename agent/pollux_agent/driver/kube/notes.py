@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pollux_agent.driver.kube import documents as doc
 from pollux_agent.driver.state import DriverState, StopReason
@@ -20,12 +20,7 @@ Json = Mapping[str, Any]
 Notes = Mapping[str, str]
 T = TypeVar("T")
 
-_STOPS: Mapping[str, StopReason] = {
-    "failed": "failed",
-    "success": "success",
-    "clear": "clear",
-    "orphan": "orphan",
-}
+_STOPS: Mapping[str, StopReason] = {reason: reason for reason in get_args(StopReason)}
 _RUN_ID = re.compile(r"([A-Za-z0-9][\w-]{0,255})?", re.ASCII)
 """What MLflow takes for a run's id, or nothing."""
 
