@@ -46,11 +46,12 @@ test-kube: setup  ## tests on Kubernetes: KUBECONFIG names a cluster, or POLLUX_
 	@if [ -z "$${KUBECONFIG:-}" ]; then .ci/kube-packages; fi
 	@exec $(BIN)/python -m pytest tests/kube $(PYTEST_ARGS)
 
-check: setup  ## lint, types and import contracts
+check: setup  ## lint, types, import contracts, and that pytest can collect every test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || { $(BIN)/python -m pytest --collect-only -qq | tail -n 40; exit 1; }
 
 chart: setup  ## lint the Helm chart and render it, with real helm
 	@$(BIN)/helm lint --strict charts/pollux
