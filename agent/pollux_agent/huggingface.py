@@ -8,7 +8,7 @@ metrics and evaluation are the Trainer's.
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -44,9 +44,10 @@ class ElasticTrainer(Trainer):
     ``checkpoint_dir`` or in the driver's folder, are what a restart resumes from; those of ``save_strategy``
     are for other uses. ``watch`` names a figure that the Trainer logs, such as "loss".
 
-    Raises DocumentError for what shards or wraps the model in its own way (DeepSpeed, FSDP, DataParallel) and
-    for ``auto_find_batch_size``, ``dataloader_drop_last`` and ``gradient_accumulation_steps`` beside another
-    ``batch_size``.
+    Raises DocumentError for what shards or wraps the model in its own way (DeepSpeed, FSDP, DataParallel),
+    for what has the data come in another way (``dataloader_drop_last``, ``train_sampling_strategy``, a
+    dataloader or sampler of a subclass, a stream), for ``auto_find_batch_size``, for
+    ``resume_from_checkpoint``, and for ``gradient_accumulation_steps`` beside another ``batch_size``.
     """
 
     control: Any
@@ -82,6 +83,18 @@ class ElasticTrainer(Trainer):
         self._grad_norm: torch.Tensor | float | None = None
         self._rate = 0.0
         self._steps_since_log = 0
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """As the Trainer's; the job's own checkpoint is gone on from where there is one."""
+        if resume_from_checkpoint:
+            raise DocumentError(
+                f"resume_from_checkpoint is {resume_from_checkpoint!r}; leave it out: the job goes on from "
+                "its own checkpoints, in checkpoint_dir or the driver's folder; to start from the weights "
+                "of another training, make the model with from_pretrained"
+            )
+        return super().train(None, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As the Trainer's; the job hears of the figure that it watches."""
@@ -262,6 +275,27 @@ class ElasticTrainer(Trainer):
             raise DocumentError(
                 "dataloader_drop_last is True; leave it False: a pass has no fixed batches, and its "
                 "last step takes what is left"
+            )
+        self._check_data()
+
+    def _check_data(self) -> None:
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if strategy != "random":
+            raise DocumentError(
+                f"train_sampling_strategy is {strategy!r}; leave it 'random': the job shuffles each pass, so "
+                "that a restart at another size goes on at the exact sample"
+            )
+        for name in ("get_train_dataloader", "_get_train_sampler"):
+            if getattr(type(self), name) is not getattr(Trainer, name):
+                raise DocumentError(
+                    f"{name} is {type(self).__name__}'s own, but the job makes the loader; leave it out, and "
+                    "give train_dataset and data_collator what it does"
+                )
+        data = self.train_dataset
+        if data is not None and not isinstance(data, Sized):
+            raise DocumentError(
+                f"train_dataset is a {type(data).__name__} without a length; give a map-style data set, or "
+                "train a stream with ElasticJob in a loop of your own"
             )
 
 

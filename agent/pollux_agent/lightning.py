@@ -5,7 +5,7 @@ replicas are those that the launcher started, so ``devices=1`` is right on any n
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torch import distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.model.fit import ThroughputModel
@@ -48,8 +49,8 @@ class ElasticStrategy(SingleDeviceStrategy):
     a restart resumes from; they hold the callbacks' states too. ``watch`` names a figure that the module
     logs.
 
-    Raises DocumentError for manual optimization, ``accumulate_grad_batches``, ``limit_train_batches``
-    and what else contradicts.
+    Raises DocumentError for manual optimization, ``accumulate_grad_batches``, ``limit_train_batches``,
+    ``ckpt_path``, a dataloader with a sampler of its own and what else contradicts.
     """
 
     strategy_name = "pollux"
@@ -103,6 +104,18 @@ class ElasticStrategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         self._trainer = trainer
         super().setup(trainer)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As Lightning's, for what is not trained; a job resumes by itself."""
+        module = self.lightning_module
+        if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
+            raise DocumentError(
+                f"ckpt_path is {str(checkpoint_path)!r}; leave it out: the job goes on from its own "
+                "checkpoints, in checkpoint_dir or the driver's folder; to start from the weights of another "
+                "training, make the module with load_from_checkpoint"
+            )
+        loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return loaded
 
     def on_train_start(self) -> None:
         """Data and optimizers are there: join them to a job, and have Lightning take its batches."""
@@ -195,7 +208,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             module,
             self.optimizers,
             loader.dataset,
-            batch_size=self._batch_size or loader.batch_size or 1,
+            batch_size=self._batch_size or int(getattr(loader.batch_sampler, "batch_size", 1)),
             lr_scheduler=[each.scheduler for each in configs if _by_step(each)],
             stateful=by_epoch | _callbacks(self._trainer) | {"lightning": _Steps(self._trainer)},
             grad_scaler=getattr(self.precision_plugin, "scaler", None),
@@ -337,11 +350,36 @@ def _check(trainer: Trainer, module: LightningModule, loader: Any, num_loaders: 
     _check_whole_passes(trainer)
     if num_loaders != 1 or not isinstance(loader, DataLoader):
         raise DocumentError("train_dataloaders: give one DataLoader of torch, the job reads its data set")
+    _check_order(loader)
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval != 1.0:
         raise DocumentError(
             f"val_check_interval is {trainer.val_check_interval}; a pass has no fixed length, so give 1.0 or "
             "a number of batches"
         )
+
+
+def _check_order(loader: DataLoader[Any]) -> None:
+    """Raise DocumentError for a loader that picks its samples in a way of its own."""
+    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+        return
+    batches = loader.batch_sampler
+    order = batches.sampler if type(batches) is BatchSampler else batches or loader.sampler
+    if not _takes_all_once(order, len(loader.dataset)):
+        raise DocumentError(
+            f"train_dataloaders: the loader picks samples by a {type(order).__name__}, but the job shuffles "
+            "each pass over all of them; leave it out (shuffle=True), or have the data set pick"
+        )
+    if getattr(batches, "drop_last", False):
+        raise DocumentError(
+            "train_dataloaders: drop_last is True; leave it False: a pass has no fixed batches, and its last "
+            "step takes what is left"
+        )
+
+
+def _takes_all_once(order: object, count: int) -> bool:
+    if type(order) is RandomSampler:
+        return not order.replacement and order.num_samples == count
+    return type(order) is SequentialSampler
 
 
 def _check_whole_passes(trainer: Trainer) -> None:

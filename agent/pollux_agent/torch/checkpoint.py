@@ -3,7 +3,7 @@
 ::
 
     checkpoints/
-        incarnation                           the newest incarnation that may write
+        incarnation                           the newest incarnation, and the process that may write as it
         checkpoint-<incarnation>-<step>/      appears at once, so it is never half written
             state.pt                          one torch file
             manifest.json                     its size and SHA-256
@@ -15,6 +15,7 @@ import json
 import logging
 import pickle
 import re
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedIOBase
@@ -49,6 +50,7 @@ class CheckpointStore:
     def __init__(self, place: Place | Path | str, *, since: int = 0) -> None:
         self.place = open_place(place) if isinstance(place, Path | str) else place
         self._since, self._incarnation, self._fenced_off = since, 0, False
+        self._owner = secrets.token_hex(8)
         self._skipped: frozenset[str] = frozenset()
 
     @property
@@ -59,18 +61,19 @@ class CheckpointStore:
     def claim(self, incarnation: int | None = None) -> int:
         """Become the incarnation that may write (None: the next free one), and fence off older ones.
 
-        Where there is no room to write that down, a warning says so and the next save does it. Raises
-        FencedError if a newer incarnation has claimed the place, CheckpointError if it cannot be used.
+        Of several processes that claim one incarnation, it belongs to the last. Where there is no room to
+        write that down, a warning says so and the next save does it. Raises FencedError if a newer
+        incarnation has claimed the place, CheckpointError if it cannot be used.
         """
         try:
             self.place.prepare()
-            claimed = self._claimed()
+            claimed, _ = self._claimed()
         except OSError as error:
             raise CheckpointError(f"checkpoints cannot be kept in {self.place}: {error}") from error
         if incarnation is None:
             incarnation = claimed + 1
         if claimed > incarnation:
-            raise self._fenced(incarnation, claimed)
+            raise self._fenced(incarnation, f"incarnation {claimed} has begun")
         self._incarnation = incarnation
         try:
             self._fence_off()
@@ -164,18 +167,21 @@ class CheckpointStore:
     def check_fence(self) -> int:
         """The newest incarnation that the place knows of.
 
-        Raises FencedError if that is a newer one, OSError where the place cannot be read.
+        Raises FencedError if that is a newer one, or another process has claimed the same one after this
+        one did, OSError where the place cannot be read.
         """
-        claimed = self._claimed()
+        claimed, owner = self._claimed()
         if claimed > self._incarnation:
-            raise self._fenced(self._incarnation, claimed)
+            raise self._fenced(self._incarnation, f"incarnation {claimed} has begun")
+        if claimed == self._incarnation and self._fenced_off and owner not in ("", self._owner):
+            raise self._fenced(claimed, "it has begun a second time")
         return claimed
 
-    def _fenced(self, own: int, claimed: int) -> FencedError:
+    def _fenced(self, own: int, why: str) -> FencedError:
         return FencedError(
-            f"incarnation {own} may not write to {self.place}: incarnation {claimed} has begun, which is "
-            "another process, or a later start, that uses the same checkpoints; let one alone train there, "
-            "and give a training that is another one a checkpoint_dir of its own"
+            f"incarnation {own} may not write to {self.place}: {why}, which is another process, or a later "
+            "start, that uses the same checkpoints; let one alone train there, and give a training that is "
+            "another one a checkpoint_dir of its own"
         )
 
     def _publish(self, name: str, state: Mapping[str, Any]) -> None:
@@ -193,15 +199,17 @@ class CheckpointStore:
 
     def _fence_off(self) -> None:
         if not self._fenced_off:
-            self.place.write(_INCARNATION, str(self._incarnation).encode())
+            self.place.write(_INCARNATION, f"{self._incarnation} {self._owner}".encode())
             self._fenced_off = True
 
-    def _claimed(self) -> int:
+    def _claimed(self) -> tuple[int, str]:
+        """The newest incarnation and which process has claimed it, "" where that is not known."""
         try:
-            return int(self.place.read(_INCARNATION))
+            number, _, owner = self.place.read(_INCARNATION).decode().partition(" ")
+            return int(number), owner
         except (FileNotFoundError, ValueError):
             newest = self._all()[:1]
-            return _order(newest[0])[0] if newest else 0
+            return (_order(newest[0])[0] if newest else 0), ""
 
     def _all(self) -> list[str]:
         named = (name for name in self.place.names() if _NAME.fullmatch(name))

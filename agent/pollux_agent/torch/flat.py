@@ -29,9 +29,9 @@ def views_of(flat: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 
 def pack(flat: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Write ``gradients`` one behind the other into ``flat``, in its type; zeros for those that are None."""
-    dense = [part for part in gradients if part is not None and not part.is_sparse]
+    dense = [part.reshape(-1) for part in gradients if part is not None and not part.is_sparse]
     if len(dense) == len(gradients):
-        torch.cat([part.reshape(-1) for part in dense], out=flat)
+        torch.cat(dense, out=flat)
         return
     flat.zero_()
     for view, part in zip(views_of(flat, params), gradients, strict=True):

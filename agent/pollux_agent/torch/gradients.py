@@ -303,9 +303,9 @@ class GradientSync:
                 self._probe.see_mean(self._reducer.flats)
             self._finite = all_finite(self._reducer.flats)
         elif self._probe.wants_gradient:
-            flats = self._probe.see_single([param.grad for param in self._params])
-            if self._mailbox.late and flats:
-                self._finite = all_finite(flats)
+            sqr = self._probe.see_single([param.grad for param in self._params])
+            if self._mailbox.late and sqr is not None:
+                self._finite = torch.as_tensor(sqr).isfinite()
         self._phase = _FINISHED
 
     def _follow_frozen(self) -> None:

@@ -125,7 +125,7 @@ def _entered(squares: Tensor, *, keep: float, weight: float) -> Tensor:
     else its P of up to 1 / eps would outweigh all others.
     """
     entering = (1.0 - keep) if keep < 1.0 else 1.0
-    return squares * keep + squares.sum() * (entering / (weight * squares.numel()))
+    return torch.add(squares.sum() * (entering / (weight * squares.numel())), squares, alpha=keep)
 
 
 def _reciprocal(roots: list[Tensor], eps: float) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pollux_agent.torch.flat import dot, pack, views_of, wide
+from pollux_agent.torch.flat import pack, views_of, wide
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
 from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner, total
 
@@ -23,28 +23,22 @@ under whatever P its gradients share. The noise scale itself is an average over 
 """
 _SPARES = 2
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weighed:
-    """P x of a gradient, unscaled: a flat tensor a group, and which parameters have one.
-
-    ``sqr`` is |P x|^2, and ``product`` that with the gradient that was beside it, 0 without one.
-    """
-
-    flats: Sequence[Tensor]
-    used: Sequence[bool]
-    metric: Metric
-    sqr: Tensor | float
-    product: Tensor | float
+Gradients = Sequence[Tensor | None]
+"""By parameter, None for one without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Remembered:
-    """The gradient of a step, for the next one."""
+    """The gradient of a step, for the next one: P x unscaled, a flat tensor a group, with its |P x|^2, and
+    which parameters have a gradient. ``metric`` is P from before both.
+    """
 
     step: int
     num_samples: int
-    weighed: _Weighed
+    flats: Sequence[Tensor]
+    used: Sequence[bool]
+    metric: Metric
+    sqr: Tensor | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +76,9 @@ class NoiseProbe:
         self._remembering: _Remembered | None = None
         self._params: Sequence[Tensor] = ()
         self._groups: Sequence[Sequence[int]] = ()
+        self._room: list[Tensor] = []
         self._spares: list[Sequence[Tensor]] = []
+        self._on_cpu = False
         self._inverse_scale = 1.0
         self._count: float = 0.0
         self._weighted: Tensor | float = 0.0
@@ -98,12 +94,10 @@ class NoiseProbe:
         before = self._remembered
         if params is not self._params or groups != self._groups:
             self._params, self._groups = params, groups
+            self._room.clear()
             self._spares.clear()
-        pairs = (
-            before is not None
-            and before.step == self._step - 1
-            and before.weighed.metric.fits(params, groups)
-        )
+            self._on_cpu = all(param.device.type == "cpu" for param in params)
+        pairs = before is not None and before.step == self._step - 1 and before.metric.fits(params, groups)
         self._remembers = not several and self._due(self._step + 1)
         self._measures = self._due(self._step) and (several or pairs)
         if not (self._measures or self._remembers):
@@ -149,19 +143,20 @@ class NoiseProbe:
         if self._metric is not None:
             self._mean = self._metric.norm(flats)
 
-    def see_single(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """The only gradient of the step, by parameter; gives it as it was weighed, flat."""
-        before, weighed = self._remembered, None
-        if self._measures and before is not None:
-            weighed = self._weigh(before.weighed.metric, gradients, beside=before.weighed)
-            self._see_pair(before.num_samples, before.weighed, weighed)
+    def see_single(self, gradients: Gradients) -> Tensor | float | None:
+        """The only gradient x of the step, by parameter; gives |P x|^2 where it was weighed."""
+        before, used = self._remembered, [gradient is not None for gradient in gradients]
         if self._remembers and self._metric is not None:
-            if weighed is None or weighed.metric is not self._metric:
-                weighed = self._weigh(self._metric, gradients)
-            self._remembering = _Remembered(step=self._step, num_samples=self._step_samples, weighed=weighed)
-        elif weighed is not None:
-            self._done_with(weighed)
-        return () if weighed is None else weighed.flats
+            flats = self._spares.pop() if self._spares else self._new_flats()
+            self._remembering = _Remembered(
+                step=self._step,
+                num_samples=self._step_samples,
+                flats=flats,
+                used=used,
+                metric=self._metric,
+                sqr=_sum([self._weigh(*each, gradients, self._metric) for each in enumerate(flats)]),
+            )
+        return self._see_pair(before, gradients, used) if self._measures and before is not None else None
 
     def measured(self, *, several: bool) -> Measured | None:
         """What the step's figures are about, None if it gives none."""
@@ -175,7 +170,7 @@ class NoiseProbe:
     def finish_step(self) -> None:
         """The step counts; the next one begins."""
         if self._remembered is not None:
-            self._done_with(self._remembered.weighed)
+            self._done_with(self._remembered)
         self._remembered, self._remembering = self._remembering, None
         self._measures = self._remembers = False
         self._step += 1
@@ -209,41 +204,76 @@ class NoiseProbe:
         self._remembered = self._metric = None
         self.abandon_step()
 
-    def _weigh(
-        self, metric: Metric, gradients: Sequence[Tensor | None], beside: _Weighed | None = None
-    ) -> _Weighed:
-        """P x, group by group: what is copied is weighed and multiplied while it is in the cache."""
-        flats = self._room()
-        squares, products = [], []
-        for number, (flat, group) in enumerate(zip(flats, self._groups, strict=True)):
-            pack(flat, [self._params[each] for each in group], [gradients[each] for each in group])
-            if self._inverse_scale != 1.0:
-                flat.mul_(self._inverse_scale)
-            metric.weigh(number, flat)
-            squares.append(dot(flat, flat))
-            if beside is not None:
-                products.append(dot(beside.flats[number], flat))
-        used = [gradient is not None for gradient in gradients]
-        return _Weighed(flats=flats, used=used, metric=metric, sqr=_sum(squares), product=_sum(products))
+    def _see_pair(self, before: _Remembered, gradients: Gradients, used: Sequence[bool]) -> Tensor | float:
+        """Consecutive gradients, of ``before`` and of this step, as two micro-batches of one step.
 
-    def _room(self) -> Sequence[Tensor]:
-        """A flat tensor for each group, wide enough for squares.
-
-        On a CPU those of a gradient that is done with: the first touch of new memory costs more than a copy.
+        sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. A parameter
+        that one of them lacks is left out.
         """
-        if self._spares:
-            return self._spares.pop()
-        kinds = [self._params[group[0]] for group in self._groups]
-        sizes = [sum(self._params[number].numel() for number in group) for group in self._groups]
+        now = self._remembering
+        if now is not None and now.metric is not before.metric:
+            now = None
+        alike = used == before.used
+        squares, products, lesser = [], [], []
+        for number, (group, room) in enumerate(zip(self._groups, self._shared_room(), strict=True)):
+            first, second = before.flats[number], room if now is None else now.flats[number]
+            if now is None:
+                squares.append(self._weigh(number, room, gradients, before.metric))
+            if not alike:
+                both = [used[each] and before.used[each] for each in group]
+                params = [self._params[each] for each in group]
+                first, second = (_kept(flat, params, both) for flat in (first, second))
+                lesser.append((torch.dot(first, first), torch.dot(second, second)))
+            products.append(torch.dot(first, second))
+        first_sqr, second_sqr, product = before.sqr, _sum(squares) if now is None else now.sqr, _sum(products)
+        sqr = second_sqr
+        if not alike:
+            first_sqr, second_sqr = map(_sum, zip(*lesser, strict=True))
+        one, two = before.num_samples, self._step_samples
+        self._count = 2.0
+        self._weighted = one * first_sqr + two * second_sqr
+        self._mean = (one * one * first_sqr + 2 * one * two * product + two * two * second_sqr) / (
+            one + two
+        ) ** 2
+        return sqr
+
+    def _weigh(self, number: int, flat: Tensor, gradients: Gradients, metric: Metric) -> Tensor:
+        """Write P x, unscaled, of one group into ``flat``; gives its |P x|^2. What is copied is weighed and
+        multiplied while it is in the cache."""
+        group = self._groups[number]
+        pack(flat, [self._params[each] for each in group], [gradients[each] for each in group])
+        if self._inverse_scale != 1.0:
+            flat.mul_(self._inverse_scale)
+        metric.weigh(number, flat)
+        return torch.dot(flat, flat)
+
+    def _new_flats(self) -> Sequence[Tensor]:
+        """A flat tensor for each group, wide enough for squares."""
         return [
-            torch.empty(size, dtype=wide(kind.dtype), device=kind.device)
-            for size, kind in zip(sizes, kinds, strict=True)
+            torch.empty(
+                sum(self._params[number].numel() for number in group),
+                dtype=wide(self._params[group[0]].dtype),
+                device=self._params[group[0]].device,
+            )
+            for group in self._groups
         ]
 
-    def _done_with(self, weighed: _Weighed) -> None:
-        fits = weighed.metric.fits(self._params, self._groups)
-        if fits and len(self._spares) < _SPARES and all(flat.device.type == "cpu" for flat in weighed.flats):
-            self._spares.append(weighed.flats)
+    def _shared_room(self) -> Sequence[Tensor]:
+        """A flat tensor for each group; on a CPU in one place, which stays in the cache, and is kept."""
+        if not self._on_cpu:
+            return self._new_flats()
+        if not self._room:
+            flats = self._new_flats()
+            longest = {flat.dtype: flat for flat in sorted(flats, key=len)}
+            self._room = [longest[flat.dtype][: len(flat)] for flat in flats]
+        return self._room
+
+    def _done_with(self, remembered: _Remembered) -> None:
+        """On a CPU its memory is kept, since the first touch of new memory costs more than a copy. (To keep
+        the loop's own gradients costs more still: its next ones then lie elsewhere, out of the cache.)"""
+        fits = remembered.metric.fits(self._params, self._groups)
+        if fits and self._on_cpu and len(self._spares) < _SPARES:
+            self._spares.append(remembered.flats)
 
     def _due(self, step: int) -> bool:
         return self.noise.count < WARM_UP_ESTIMATES or step % self._sample_every == 0
@@ -256,38 +286,19 @@ class NoiseProbe:
             self._metric_step = self._step
         return metric
 
-    def _see_pair(self, one: int, first: _Weighed, second: _Weighed) -> None:
-        """Consecutive gradients, of ``one`` and of this step's samples, as two micro-batches of one step.
-
-        sum_i b_i |x_i|^2, and B^2 |x|^2 = b_1^2 |x_1|^2 + 2 b_1 b_2 x_1 x_2 + b_2^2 |x_2|^2. A parameter
-        that one of them lacks is left out.
-        """
-        two = self._step_samples
-        first_sqr, second_sqr = first.sqr, second.sqr
-        if first.used != second.used:
-            shared = [both == (True, True) for both in zip(first.used, second.used, strict=True)]
-            first_sqr, second_sqr = (self._sqr_of(each.flats, shared) for each in (first, second))
-        self._count = 2.0
-        self._weighted = one * first_sqr + two * second_sqr
-        self._mean = (one * one * first_sqr + 2 * one * two * second.product + two * two * second_sqr) / (
-            one + two
-        ) ** 2
-
-    def _sqr_of(self, flats: Sequence[Tensor], kept: Sequence[bool]) -> Tensor | float:
-        """|P x|^2 over the parameters ``kept``."""
-        squares = []
-        for flat, group in zip(flats, self._groups, strict=True):
-            views = views_of(flat, [self._params[number] for number in group])
-            squares += [
-                dot(view.reshape(-1), view.reshape(-1))
-                for number, view in zip(group, views, strict=True)
-                if kept[number]
-            ]
-        return _sum(squares)
-
 
 def _sum(parts: Sequence[Tensor]) -> Tensor | float:
-    """A plain number on a CPU, where nobody waits for it and the arithmetic is quicker."""
+    """A plain number on a CPU, where nobody waits for it and the arithmetic is quicker; else float64 if the
+    device has it."""
     if all(part.device.type == "cpu" for part in parts):
         return sum(part.item() for part in parts)
-    return total(parts)
+    return total([part if part.device.type == "mps" else part.double() for part in parts])
+
+
+def _kept(flat: Tensor, params: Sequence[Tensor], kept: Sequence[bool]) -> Tensor:
+    """A copy with zeros for the parameters that are not ``kept``."""
+    copy = flat.clone()
+    for view, keep in zip(views_of(copy, params), kept, strict=True):
+        if not keep:
+            view.zero_()
+    return copy

@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,39 @@ def test_an_older_incarnation_may_not_write_once_a_newer_one_has_begun(tmp_path:
 
 def test_without_a_driver_each_start_is_the_next_incarnation(tmp_path: Path) -> None:
     assert [CheckpointStore(tmp_path).claim() for _ in range(3)] == [1, 2, 3]
+
+
+def test_of_starts_at_the_same_moment_one_alone_may_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, write = threading.Barrier(3), places.LocalPlace.write
+
+    def write_together(place: places.LocalPlace, name: str, data: bytes) -> None:
+        at_once.wait(timeout=30)  # all have read which incarnation is free by now
+        write(place, name, data)
+
+    monkeypatch.setattr(places.LocalPlace, "write", write_together)
+    stores = [CheckpointStore(tmp_path) for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(CheckpointStore.claim, stores)) == [1, 1, 1]
+    fenced = 0
+    for number, each in enumerate(stores):
+        try:
+            each.save({"step": number}, step=number)
+        except FencedError as error:
+            assert "incarnation 1 may not write" in str(error)
+            assert "begun a second time" in str(error)
+            fenced += 1
+    assert fenced == 2
+
+
+def test_a_later_claim_of_the_same_incarnation_fences_off_the_earlier(tmp_path: Path) -> None:
+    earlier = store(tmp_path, 3)
+    earlier.save({"step": 1}, step=1)
+    later = store(tmp_path, 3)
+    with pytest.raises(FencedError, match="begun a second time"):
+        earlier.save({"step": 2}, step=2)
+    later.save({"step": 3}, step=3)
 
 
 def test_after_its_folder_was_deleted_the_next_save_is_whole_and_fenced(tmp_path: Path) -> None:

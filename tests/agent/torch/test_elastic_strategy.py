@@ -13,7 +13,7 @@ from gang import run_gang
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
 
 from pollux_agent.errors import DocumentError
 from pollux_agent.lightning import ElasticStrategy
@@ -265,6 +265,41 @@ def test_what_cannot_be_elastic_is_named(
 ) -> None:
     with pytest.raises(DocumentError, match=message):
         trainer(tmp_path, elastic(), **changes).fit(module(), data(), DataLoader(Line(7), batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"sampler": Order()}, "by a Order,", id="an order"),
+        pytest.param({"sampler": WeightedRandomSampler([1.0] * 40, 40)}, "by a Weighted", id="weights"),
+        pytest.param({"sampler": RandomSampler(range(40), num_samples=8)}, "by a Random", id="some"),
+        pytest.param({"sampler": RandomSampler(range(40), replacement=True)}, "by a Random", id="again"),
+        pytest.param({"batch_sampler": BatchSampler(Order(), 8, drop_last=False)}, "by a Order,", id="cut"),
+        pytest.param({"batch_sampler": [[1, 2], [3]]}, "by a list,", id="own batches"),
+        pytest.param({"drop_last": True, "batch_size": 8}, "drop_last is True", id="no last batch"),
+    ],
+)
+def test_a_loader_that_picks_samples_in_its_own_way_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DocumentError, match=message):
+        trainer(tmp_path, elastic()).fit(Fit(), DataLoader(Line(SAMPLES), **options))
+
+
+def test_the_batch_size_of_a_plain_batch_sampler_is_m0(tmp_path: Path) -> None:
+    strategy, lines = elastic(), Line(SAMPLES)
+    batches = BatchSampler(RandomSampler(lines), 8, drop_last=False)
+    trainer(tmp_path, strategy).fit(Fit(), DataLoader(lines, batch_sampler=batches))
+    assert strategy.job is not None
+    assert strategy.job.initial_batch_size == 8
+
+
+def test_a_checkpoint_of_plain_lightning_is_not_resumed_from(tmp_path: Path) -> None:
+    usual = trainer(tmp_path, None)
+    usual.fit(Fit(), data())
+    usual.save_checkpoint(tmp_path / "usual.ckpt")
+    with pytest.raises(DocumentError, match=r"ckpt_path is .*usual.ckpt'; leave it out"):
+        trainer(tmp_path, elastic()).fit(Fit(), data(), ckpt_path=tmp_path / "usual.ckpt")
 
 
 def test_a_preconditioner_of_ones_own_reaches_the_job(tmp_path: Path) -> None:

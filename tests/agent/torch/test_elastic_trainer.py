@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gang import run_gang
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -255,12 +255,52 @@ def test_steps_are_counted_at_m0_whatever_the_batch_size(tmp_path: Path) -> None
         {"auto_find_batch_size": True},
         {"gradient_accumulation_steps": 2, "batch_size": 3},
         {"dataloader_drop_last": True},
+        {"train_sampling_strategy": "sequential"},
     ],
-    ids=["a batch size that is searched by failing", "two words for M0", "no last batch"],
+    ids=["a batch size that is searched by failing", "two words for M0", "no last batch", "an order"],
 )
 def test_what_sizes_batches_in_its_own_way_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(DocumentError, match=f"ElasticTrainer|{next(iter(changes))} is "):
         elastic(tmp_path, **changes)
+
+
+class OwnLoader(ElasticTrainer):
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Texts(), batch_size=2)
+
+
+class OwnOrder(Ordered, ElasticTrainer):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(OwnLoader, "get_train_dataloader"), (OwnOrder, "_get_train_sampler")]
+)
+def test_a_subclass_that_reads_the_data_in_its_own_way_is_refused(
+    tmp_path: Path, kind: type[ElasticTrainer], name: str
+) -> None:
+    with pytest.raises(DocumentError, match=f"{name} is {kind.__name__}'s own"):
+        kind(tiny_model(), args=arguments(tmp_path), train_dataset=Texts())
+
+
+class Endless(IterableDataset[dict[str, torch.Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            yield Texts()[0]
+
+
+def test_a_stream_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="train_dataset is a Endless without a length"):
+        ElasticTrainer(tiny_model(), args=arguments(tmp_path, max_steps=2), train_dataset=Endless())
+
+
+@pytest.mark.parametrize("where", [True, "checkpoint-5"])
+def test_a_checkpoint_of_the_plain_trainer_is_not_resumed_from(tmp_path: Path, where: bool | str) -> None:
+    trainer = elastic(tmp_path, max_steps=2)
+    with pytest.raises(DocumentError, match=f"resume_from_checkpoint is {where!r}"):
+        trainer.train(resume_from_checkpoint=where)
+    trainer.train(resume_from_checkpoint=False)
+    assert trainer.state.global_step == 2
 
 
 class Plain:
