@@ -34,7 +34,7 @@ CASES: Mapping[str, tuple[str, int, int]] = MappingProxyType(
     {
         "cnn_1rank": ("cnn", 1, 24),
         "cnn_2rank": ("cnn", 2, 24),
-        "transformer_1rank": ("transformer", 1, 24),
+        "transformer_1rank": ("transformer", 1, 16),
         "transformer_2rank": ("transformer", 2, 16),
     }
 )
