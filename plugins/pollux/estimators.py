@@ -6,6 +6,7 @@ so that policies stay pure and a saved snapshot replays without it. Nothing that
 raises, takes long, or says what is no goodput, the job counts as not fitted and its reason says why.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -23,6 +24,9 @@ GROUP = "pollux.goodput_estimators"
 
 PATIENCE_S = 5.0
 """An estimator that answers no sooner is given up, for all jobs of this cycle that name it."""
+
+SHARE = 0.25
+"""Of the interval between decisions, so much time all estimators together may take."""
 
 MOST_GPUS = 1024
 """Up to so many GPUs of one job an estimator is asked."""
@@ -64,25 +68,31 @@ def with_estimates(snapshot: Snapshot, modules: Sequence[str]) -> Snapshot:
     if all(job.estimator in BUILT_IN_ESTIMATORS for job in snapshot.jobs):
         return snapshot
     hung: set[str] = set()
-    return replace(snapshot, jobs=tuple(_estimated(job, snapshot, modules, hung) for job in snapshot.jobs))
+    until_s = time.monotonic() + max(SHARE * snapshot.interval_s, PATIENCE_S)
+    return replace(
+        snapshot, jobs=tuple(_estimated(job, snapshot, modules, hung, until_s) for job in snapshot.jobs)
+    )
 
 
-def _estimated(job: Job, snapshot: Snapshot, modules: Sequence[str], hung: set[str]) -> Job:
+def _estimated(job: Job, snapshot: Snapshot, modules: Sequence[str], hung: set[str], until_s: float) -> Job:
     if job.estimator in BUILT_IN_ESTIMATORS:
         return job
+    patience_s = min(PATIENCE_S, until_s - time.monotonic())
     try:
         if job.estimator in hung:
             raise _NoEstimate(f"took longer than {PATIENCE_S:g} s for another job")
-        return replace(job, estimates=_in_time(job, snapshot, modules))
+        if patience_s <= 0:
+            raise _NoEstimate("was not asked: those of other jobs took a quarter of the cycle")
+        return replace(job, estimates=_in_time(job, snapshot, modules, patience_s))
     except TimeoutError:
         hung.add(job.estimator)
-        why = f"took longer than {PATIENCE_S:g} s"
+        why = f"took longer than {patience_s:.3g} s"
     except _NoEstimate as error:
         why = str(error)
     return replace(job, remarks=(*job.remarks, f"not fitted yet: its estimator {job.estimator!r} {why}"))
 
 
-def _in_time(job: Job, snapshot: Snapshot, modules: Sequence[str]) -> Curves:
+def _in_time(job: Job, snapshot: Snapshot, modules: Sequence[str], patience_s: float) -> Curves:
     """The answers, from a thread that is left behind where it takes too long; raises TimeoutError."""
     answers: Queue[Curves | _NoEstimate] = Queue()
 
@@ -96,7 +106,7 @@ def _in_time(job: Job, snapshot: Snapshot, modules: Sequence[str]) -> Curves:
 
     Thread(target=run, daemon=True, name="goodput-estimator").start()
     try:
-        answer = answers.get(timeout=PATIENCE_S)
+        answer = answers.get(timeout=patience_s)
     except Empty:
         raise TimeoutError from None
     if isinstance(answer, _NoEstimate):

@@ -104,21 +104,24 @@ def _sift(options: Options, gain: Floats, use: Ints, must: Bools) -> Relaxed:
     nobody = np.zeros_like(must)
     prices = _solve(options, gain, sample, nobody, options.limit / _SAMPLE, integer=False).prices
     part = np.zeros(0, dtype=np.int64)
+    relaxed: Relaxed | None = None
     for _ in range(_TURNS):
         reduced = gain - _charges(options, prices)
         best = np.zeros(len(must))
         np.maximum.at(best, options.job[use], reduced[use])
         order = use[np.lexsort((-reduced[use], options.job[use]))]
         rank = np.arange(len(order)) - np.searchsorted(options.job[order], options.job[order])
-        wanted = order[
-            (rank < _PROMISING) & (must[options.job[order]] | (reduced[order] > -_MARGIN * best.max()))
-        ]
+        first = rank < _PROMISING
+        wanted = order[first & (must[options.job[order]] | (reduced[order] > -_MARGIN * best.max()))]
+        if relaxed is None and not len(wanted):  # the sample's prices leave nobody more than equal jobs gain
+            wanted = order[first]
         more = np.union1d(part, wanted)
-        if len(more) == len(part):
+        if relaxed is not None and len(more) == len(part):
             break
         part = more
         relaxed = _solve(options, gain, part, must, options.limit, integer=False)
         prices = relaxed.prices
+    assert relaxed is not None
     reduced = gain - _charges(options, prices)
     best = np.where(must, -np.inf, 0.0)
     np.maximum.at(best, options.job[use], reduced[use])
@@ -143,6 +146,21 @@ def _round(options: Options, gain: Floats, use: Ints, must: Bools) -> Choice:
     that what is left over can be used: those that hold the smallest options.
     """
     relaxed = _sift(options, gain, use, must)
+    count = _UNDECIDED_JOBS
+    while True:
+        undecided = _undecided(options, relaxed, count)
+        solved = _settle(options, gain, use, must, relaxed, undecided)
+        if solved.timed_out or not solved.cut_short or np.all(undecided):
+            break
+        count *= 4  # what is settled leaves those who must get something no room
+    timed_out = solved.timed_out or relaxed.timed_out
+    choice = _choice(options, gain, solved.value, relaxed.objective, timed_out)
+    cut_short = solved.cut_short or relaxed.cut_short
+    return choice.better(_standing(options, gain, relaxed.objective)) if cut_short else choice
+
+
+def _undecided(options: Options, relaxed: Relaxed, count: int) -> Bools:
+    """Which jobs (J) the relaxation leaves open, and of the settled ones ``count`` that hold least."""
     jobs = len(options.fair)
     settled = relaxed.value > 1 - _INTEGRAL
     taken = np.full(jobs, -1)
@@ -151,11 +169,19 @@ def _round(options: Options, gain: Floats, use: Ints, must: Bools) -> Choice:
     rest = np.setdiff1d(np.arange(jobs), fractional)
     held = np.where(taken[rest] >= 0, options.gpus[taken[rest]], 0)
     others = rest[np.argsort(held, kind="stable")]
-    waiting = others[np.sort(held, kind="stable") == 0][: _UNDECIDED_JOBS // 2]
-    running = others[np.sort(held, kind="stable") > 0][: _UNDECIDED_JOBS - len(waiting)]
+    waiting = others[np.sort(held, kind="stable") == 0]
+    waiting = waiting[: count // 2] if count < jobs else waiting
+    running = others[np.sort(held, kind="stable") > 0][: count - len(waiting)]
     undecided = np.zeros(jobs, dtype=np.bool_)
     undecided[np.concatenate([fractional, waiting, running])] = True
-    fixed = taken[(taken >= 0) & ~undecided]
+    return undecided
+
+
+def _settle(
+    options: Options, gain: Floats, use: Ints, must: Bools, relaxed: Relaxed, undecided: Bools
+) -> Relaxed:
+    """The integer program for the jobs that are ``undecided``, beside what the relaxation gives others."""
+    fixed = np.flatnonzero((relaxed.value > 1 - _INTEGRAL) & ~undecided[options.job])
     is_fixed = np.zeros(len(options.job), dtype=np.bool_)
     is_fixed[fixed] = True
     entry = is_fixed[options.entry_option]
@@ -163,13 +189,9 @@ def _round(options: Options, gain: Floats, use: Ints, must: Bools) -> Choice:
         options.entry_row[entry], weights=options.entry_amount[entry], minlength=len(options.limit)
     )
     limit = options.limit - np.rint(spent).astype(np.int64)
-    open_ = use[undecided[options.job[use]]]
-    solved = _solve(options, gain, open_, must & undecided, limit, integer=True)
+    solved = _solve(options, gain, use[undecided[options.job[use]]], must & undecided, limit, integer=True)
     solved.value[fixed] = 1.0
-    timed_out = solved.timed_out or relaxed.timed_out
-    choice = _choice(options, gain, solved.value, relaxed.objective, timed_out)
-    cut_short = solved.cut_short or relaxed.cut_short
-    return choice.better(_standing(options, gain, relaxed.objective)) if cut_short else choice
+    return solved
 
 
 def _choice(options: Options, gain: Floats, value: Floats, bound: float, timed_out: bool) -> Choice:

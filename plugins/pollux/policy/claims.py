@@ -43,15 +43,16 @@ def remember(snapshot: Snapshot, rounds: Ints, granted: Bools) -> dict[str, Any]
 def must_get(snapshot: Snapshot, options: Options, rounds: Ints) -> Bools:
     """The jobs (J) that have to get an option; together they always can.
 
-    Reservations come first, then those who waited longest, but the latter only where every job could have
-    its least number of GPUs.
+    Reservations come first, then those who waited longest, but the latter only where every job that could
+    have any could have its least number of GPUs.
     """
     jobs = snapshot.jobs
     movable = ~options.present.pinned
     reserved = np.array([is_reserved(job, snapshot.now_unix_s) for job in jobs], dtype=np.bool_) & movable
     must = np.zeros(len(jobs), dtype=np.bool_)
     least = np.array([job.min_gpus for job in jobs], dtype=np.int64)
-    all_fit = int(least[movable].sum()) <= int(options.hardware.free.sum())
+    can = movable & np.isin(np.arange(len(jobs)), options.job)
+    all_fit = int(least[can].sum()) <= int(options.hardware.free.sum())
     starving = movable & ~reserved & (rounds > PATIENCE_ROUNDS) & all_fit
     left = options.limit.copy()
     entries = np.argsort(options.entry_option, kind="stable")

@@ -108,9 +108,12 @@ def options_of(snapshot: Snapshot, *, padded: bool = False, noise_growth: Floats
     least = np.array([job.min_gpus for job in jobs], dtype=np.int64)
     most = np.array([min(job_limit(job), total) for job in jobs], dtype=np.int64)
     columns: list[tuple[Ints, Ints, Ints, Ints, Ints]] = []
+    allowed = np.array(
+        [[not job.gpu_types or name in job.gpu_types for name in hardware.types] for job in jobs]
+    )
     for kind, name in enumerate(hardware.types):
         unit = _units(jobs, name)
-        usable = np.array([not job.gpu_types or name in job.gpu_types for job in jobs]) & ~present.pinned
+        usable = allowed[:, kind] & ~present.pinned
         shapes = _shapes(hardware, kind, int(most.max(initial=0)))
         fits = (shapes.gpus >= least[:, None]) & (shapes.gpus <= most[:, None])
         fits &= (shapes.gpus % unit[:, None] == 0) & usable[:, None]
@@ -141,7 +144,8 @@ def options_of(snapshot: Snapshot, *, padded: bool = False, noise_growth: Floats
         share = np.maximum(fair_gpus, least)
         spans = -(-share // max(int(hardware.width[hardware.kind == kind].max(initial=1)), 1))
         replicas = np.maximum(share // units[:, kind], 1)
-        fair = np.maximum(fair, goodputs(models, everyone, np.full(num_jobs, kind), spans, replicas))
+        own = goodputs(models, everyone, np.full(num_jobs, kind), spans, replicas)
+        fair = np.maximum(fair, np.where(allowed[:, kind], own, 0.0))
     now = goodputs(
         models,
         everyone,

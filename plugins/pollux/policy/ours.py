@@ -41,6 +41,13 @@ SHRINK = 0.3
 NONE = 4.0
 """What no GPU costs, as a multiple of a job's smallest configuration."""
 
+MOST_RESTART_S = 3600.0
+"""No restart is taken to be longer."""
+
+SPREAD = 10.0
+"""By so much more than in proportion to GPUs a job's smallest configuration may be slower than its fair
+share, as on another type of GPU. What a job says of itself beyond that would only drown what others gain."""
+
 UNKNOWN_S = 1800.0
 """Remaining time of jobs that do not say where they end; of no use where others do: then their median."""
 
@@ -122,10 +129,19 @@ def gains(snapshot: Snapshot, options: Options, remaining: Floats, delta: Floats
     fewer = restarts & (options.goodput < options.now[job])
     cost = weight[job] * slowdown / np.where(restarts, _kept(lasts, delta[job]), 1.0)
     cost += np.where(fewer, wasted[job] * slowdown, 0.0)
-    worst = np.zeros(jobs)
-    np.maximum.at(worst, job, slowdown)
-    gain = (NONE * (weight + wasted) * worst)[job] - cost
+    gain = (NONE * (weight + wasted) * _smallest(options, slowdown))[job] - cost
     return np.asarray(100.0 * np.clip(gain / np.max(gain, initial=1e-12), -1.0, 1.0))
+
+
+def _smallest(options: Options, slowdown: Floats) -> Floats:
+    """The slow-down (J) of each job's smallest configuration, on the type that serves it worst."""
+    jobs = len(options.fair)
+    least = np.full(jobs, np.iinfo(np.int64).max)
+    np.minimum.at(least, options.job, options.gpus)
+    worst = np.zeros(jobs)
+    is_least = options.gpus == least[options.job]
+    np.maximum.at(worst, options.job[is_least], slowdown[is_least])
+    return np.minimum(worst, SPREAD * np.maximum(options.fair_gpus / least, 1.0))
 
 
 def _kept(lasts_s: Floats, delta_s: Floats) -> Floats:
@@ -134,4 +150,4 @@ def _kept(lasts_s: Floats, delta_s: Floats) -> Floats:
 
 
 def _delta_s(job: Job) -> float:
-    return DEFAULT_RESTART_S if job.restart_s is None else job.restart_s
+    return DEFAULT_RESTART_S if job.restart_s is None else min(job.restart_s, MOST_RESTART_S)

@@ -1,6 +1,7 @@
 """Our policy: who weighs more, what a restart has to bring, and what it makes of jobs that tell nothing."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from snapshot_builder import SCALES_BADLY, SCALES_WELL, make_job, make_snapshot, new_job
@@ -8,7 +9,7 @@ from snapshot_builder import SCALES_BADLY, SCALES_WELL, make_job, make_snapshot,
 from pollux.policy import decide
 from pollux.policy.options import options_of
 from pollux.policy.ours import noise_growth, remaining_s
-from pollux.snapshot import Job, PolicySettings, Snapshot
+from pollux.snapshot import GoodputCurve, Job, Node, PolicySettings, Snapshot
 
 OURS = PolicySettings(name="ours")
 
@@ -108,3 +109,49 @@ def test_a_job_that_has_just_restarted_is_not_shrunk_for_the_sake_of_one_that_we
     for trained_s, stays in ((60.0, True), (20_000.0, False)):
         jobs = [replace(long, trained_s=trained_s), *rivals]
         assert (decide(ours(jobs, **sizes)).jobs["long"].placement == node) is stays
+
+
+BROKEN = {
+    "a restart of a year": {"restart_s": 3e7},
+    "a restart of an age": {"restart_s": 1e12},
+    "days to synchronise nodes": {"fits": {"gpu": replace(SCALES_WELL, alpha_sync_node=1e5)}},
+    "weeks to synchronise nodes": {"fits": {"gpu": replace(SCALES_WELL, alpha_sync_node=1e6)}},
+    "weeks to synchronise GPUs": {"fits": {"gpu": replace(SCALES_WELL, alpha_sync_local=1e6)}},
+    "an estimate next to nothing": {
+        "estimator": "own",
+        "estimates": {"gpu": GoodputCurve(one_node=(1e-9, 1.0, 2.0, 3.0))},
+    },
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_what_a_job_says_of_itself_keeps_no_gpu_from_the_others(broken: dict[str, Any]) -> None:
+    others = [
+        make_job(f"job-{index}", target_progress=5_000.0 + index, max_gpus_seen=8) for index in range(5)
+    ]
+    bad = make_job("bad", target_progress=1e6, placement={"n0": 1}, **broken)
+    counts = gpus_of(ours([*others, bad], n0=4, n1=4, n2=4, n3=4))
+    assert sum(counts.values()) == 16
+    assert counts.pop("bad") <= 4
+    assert min(counts.values()) >= 1
+
+
+def test_the_fair_share_is_of_the_types_that_the_job_may_use() -> None:
+    fast = replace(SCALES_WELL, alpha_grad=0.001, beta_grad=0.0002)
+    here = {"gpu_types": ("t4",), "target_progress": 5_000.0}
+    jobs = [make_job(f"job-{index}", fits={"t4": SCALES_WELL}, **here) for index in range(3)]
+    jobs.append(make_job("knows", fits={"t4": SCALES_WELL, "a100": fast}, **here))
+    nodes = tuple(Node(name=kind, gpus=4, gpu_type=kind) for kind in ("t4", "a100"))
+    snapshot = make_snapshot(jobs, policy=OURS)
+    snapshot = replace(snapshot, nodes=nodes)
+    assert len(set(options_of(snapshot).fair.tolist())) == 1
+    assert set(gpus_of(snapshot).values()) == {1}
+
+
+def test_a_job_that_can_never_run_does_not_end_the_patience_with_others() -> None:
+    high = [make_job(f"high-{index}", priority=100.0) for index in range(2)]
+    low = make_job("low", priority=0.01)
+    hopeless = make_job("hopeless", min_gpus=64, max_gpus=64)
+    for jobs in ([*high, low], [*high, low, hopeless]):
+        snapshot = replace(ours(jobs, n0=4, n1=4), state={"waiting": {"low": 50, "hopeless": 50}})
+        assert gpus_of(snapshot)["low"] >= 1

@@ -190,3 +190,24 @@ def test_one_that_hangs_costs_one_wait_however_many_jobs_name_it(
     assert time.monotonic() - begin_s < 3
     assert all("took longer than 0.3 s" in job.remarks[0] for job in snapshot.jobs[:20])
     assert snapshot.jobs[20].estimates
+
+
+def test_slow_ones_together_take_a_share_of_the_cycle(
+    monkeypatch: pytest.MonkeyPatch, company: ModuleType
+) -> None:
+    for index in range(8):
+
+        class Slow:
+            def goodput(self, job: Job, gpu_type: str, num_nodes: Any, num_replicas: Any) -> Any:
+                time.sleep(0.25)
+                return num_replicas
+
+        setattr(company, f"Slow{index}", Slow)
+    monkeypatch.setattr(estimators, "PATIENCE_S", 0.4)
+    monkeypatch.setattr(estimators, "SHARE", 0.4 / 60)
+    jobs = [replace(own(f"{MODULE}:Slow{index}"), job_id=f"job-{index}") for index in range(8)]
+    begin_s = time.monotonic()
+    snapshot = asked(*jobs)
+    assert time.monotonic() - begin_s < 1.5
+    assert snapshot.jobs[0].estimates
+    assert "was not asked" in snapshot.jobs[-1].remarks[0]
