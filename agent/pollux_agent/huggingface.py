@@ -187,13 +187,18 @@ class ElasticTrainer(Trainer):
         self.callback_handler.train_dataloader = job.loader
         job.on_step(lambda: self._after_step(job, started_s))
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        if self.args.eval_on_start:
+            self._evaluate(None, self._ignored, skip_scheduler=True)
 
     def _one_batch(self, job: ElasticJob, inputs: Mapping[str, Any]) -> None:
         """Forward, backward and what the loop calls an optimizer step: it counts only with the last batch."""
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         self.optimizer.zero_grad()
         share = job.batch_share * job.num_replicas  # of what is averaged over replicas when it is logged
-        self._tr_loss += share * self.training_step(job.model, inputs).to(self._tr_loss)
+        loss = self.training_step(job.model, inputs).to(self._tr_loss)
+        if self.args.logging_nan_inf_filter and not loss.isfinite():
+            loss = self._tr_loss / max(1, self._steps_since_log)
+        self._tr_loss += share * loss
         scaler = self.accelerator.scaler
         if self.args.max_grad_norm > 0:
             if scaler is not None:
@@ -276,6 +281,19 @@ class ElasticTrainer(Trainer):
                 "dataloader_drop_last is True; leave it False: a pass has no fixed batches, and its "
                 "last step takes what is left"
             )
+        unheeded = {
+            "torch_compile": (self.args.torch_compile, "give the Trainer torch.compile(model)"),
+            "include_num_input_tokens_seen": (
+                self.args.include_num_input_tokens_seen not in (False, "no"),
+                "count tokens in a callback",
+            ),
+        }
+        for name, (is_set, fix) in unheeded.items():
+            if is_set:
+                raise DocumentError(
+                    f"{name} is {getattr(self.args, name)!r}, which ElasticTrainer does not heed; leave it "
+                    f"out, and {fix}"
+                )
         self._check_data()
 
     def _check_data(self) -> None:

@@ -123,4 +123,9 @@ def _recalled(tracking: TrackingSettings, memory: Note | None) -> str:
 def _remember(tracking: TrackingSettings, run_id: str, memory: Note | None) -> None:
     if memory is not None:
         note = {"tracking_uri": without_password(tracking.tracking_uri), "run_id": run_id}
-        memory.write(json.dumps(note).encode())
+        try:
+            memory.write(json.dumps(note).encode())
+        except OSError as error:
+            logger.warning(
+                "a restart will make another MLflow run, since %s is not written: %s", memory, error
+            )

@@ -19,7 +19,8 @@ _COMMON = {
     "Failed to resolve": "its host name is not known",
 }
 _MAX_WORDS = 300
-_PASSING_STATUS = frozenset({404, 408, 409, 429, 499})
+_PASSING_STATUS = frozenset({401, 403, 404, 408, 409, 429, 499})
+"""Log-in and rights too: what stands before a server may have lost them for a while."""
 
 
 def connect(tracking_uri: str, *, timeout_s: int) -> "MlflowClient":

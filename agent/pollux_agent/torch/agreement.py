@@ -1,6 +1,6 @@
 """What ranks agree on: the same start, and a few numbers at the end of each step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -63,10 +63,10 @@ def split_double(value: Tensor | float, like: Tensor) -> Tensor:
     return torch.stack([high, (exact - high.to(exact.dtype)).to(like.dtype)])
 
 
-def share_from_rank_0(model: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+def share_from_rank_0(tensors: Iterable[Tensor]) -> None:
+    """Give every rank rank 0's values; all ranks have the same tensors in the same order."""
     with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in tensors:
             same = tensor.detach().contiguous()
             if same.numel():
                 dist.broadcast(same, src=0)

@@ -135,12 +135,19 @@ def check_arguments(**arguments: object) -> None:
 
 
 def _check_trains(model: object, optimizer: Any) -> None:
-    """Raise DocumentError where the optimizers know of none of the parameters that the model would train."""
+    """Raise DocumentError where the optimizers know of none of the parameters that the model would train, and
+    for complex ones."""
     if not isinstance(model, nn.Module):
         return
     optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
     known = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
     trained = [param for param in model.parameters() if param.requires_grad]
+    complex_ = next((name for name, param in model.named_parameters() if param.is_complex()), None)
+    if complex_ is not None:
+        raise DocumentError(
+            f"model: its parameter {complex_} is complex, of which no noise scale is measured; keep it as a "
+            "real parameter with one more dimension of 2, and use torch.view_as_complex(...) in forward"
+        )
     if trained and known.isdisjoint(map(id, trained)):
         raise DocumentError(
             "optimizer is of other parameters than the model's, which would never change; make it from "

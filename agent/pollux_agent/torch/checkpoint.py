@@ -16,7 +16,8 @@ import logging
 import pickle
 import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BufferedIOBase
 from itertools import takewhile
@@ -35,6 +36,8 @@ from pollux_agent.torch.places import MANIFEST, STATE, Place, open_place
 logger = logging.getLogger(__name__)
 
 KEPT = 2
+_PAUSES_S = (0.5, 1.0, 2.0)
+"""Before a checkpoint that cannot be read is tried again."""
 _NAME = re.compile(r"checkpoint-(\d{6,})-(\d{10,})")
 _INCARNATION, _SINCE = "incarnation", "since"
 _NUMBERS = [type(np.dtype(kind)) for kind in ("bool", "i4", "i8", "f2", "f4", "f8")]
@@ -117,14 +120,32 @@ class CheckpointStore:
         """All checkpoints of this life, newest first, verified or not."""
         return [name for name in self._all() if _order(name)[0] >= self._since]
 
-    def newest(self) -> str | None:
-        """The newest checkpoint that is whole, or None; each one that is not is named in a warning."""
+    def newest(self, more: Callable[[str], str | None] = lambda name: None) -> str | None:
+        """The newest checkpoint that is whole, or None; each one that is not is named in a warning.
+
+        ``more`` says what else is wrong with one, as :meth:`verify` does. Raises CheckpointError for one that
+        cannot be read: it may be whole, and who trained on without it would drop it.
+        """
         for name in self.names():
-            problem = self.verify(name)
+            problem = self._read_patiently(name, more)
             if problem is None:
                 return name
             logger.warning("skipping checkpoint %s in %s: %s", name, self.place, problem)
         return None
+
+    def _read_patiently(self, name: str, more: Callable[[str], str | None]) -> str | None:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return self.verify(name) or more(name)
+            except OSError as error:
+                if pause_s is None:
+                    raise CheckpointError(
+                        f"{name} in {self.place} cannot be read, so that nobody knows whether it is whole: "
+                        f"{error}; mend that, or remove this checkpoint to go on from an earlier one"
+                    ) from error
+                logger.warning("%s in %s cannot be read for now: %s", name, self.place, error)
+                time.sleep(pause_s)
+        raise AssertionError
 
     def load(self, name: str, *, map_location: torch.device | str = "cpu") -> dict[str, Any]:
         """The state saved as ``name``; only tensors, plain values and numpy's numbers are read, never code.
@@ -137,6 +158,8 @@ class CheckpointStore:
                 raise CheckpointError(f"{name} in {self.place}: {problem}")
             state: dict[str, Any] = read_state(self.place.fetch(f"{name}/{STATE}"), map_location=map_location)
             self._skipped = frozenset(takewhile(lambda newer: newer != name, self.names()))
+        except OSError as error:
+            raise CheckpointError(f"{name} in {self.place} cannot be read: {error}") from error
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 f"{name} in {self.place} holds more than tensors and plain values, which is not safe to "
@@ -147,7 +170,10 @@ class CheckpointStore:
         return state
 
     def verify(self, name: str) -> str | None:
-        """What is wrong with the checkpoint ``name``, or None if it is as it was written."""
+        """What is wrong with the checkpoint ``name``, or None if it is as it was written.
+
+        Raises OSError where that cannot be told, since it cannot be read.
+        """
         try:
             manifest = json.loads(self.place.read(f"{name}/{MANIFEST}"))
             size, digest = manifest["bytes"], manifest["sha256"]
@@ -158,8 +184,8 @@ class CheckpointStore:
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 return f"the SHA-256 of {STATE} is not that of {MANIFEST}"
-        except OSError as error:
-            return f"cannot be read: {error}"
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            return f"is not complete: {error}"
         except (ValueError, KeyError, TypeError):
             return f"{MANIFEST} is malformed"
         return None
@@ -210,6 +236,11 @@ class CheckpointStore:
         except (FileNotFoundError, ValueError):
             newest = self._all()[:1]
             return (_order(newest[0])[0] if newest else 0), ""
+
+    @property
+    def skipped(self) -> frozenset[str]:
+        """The checkpoints that are newer than the one that was loaded, and so were not whole."""
+        return self._skipped
 
     def _all(self) -> list[str]:
         named = (name for name in self.place.names() if _NAME.fullmatch(name))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 _WIDE = (torch.float32, torch.float64)
+_MOST_OF_A_DOT = 2**30
+"""Elements; cuBLAS counts them in 31 bits."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -47,6 +49,9 @@ def dot(first: Tensor, second: Tensor) -> Tensor:
     first = first.to(wide(first.dtype))
     if second.dtype is not first.dtype:
         second = second.to(first.dtype)
+    if len(first) > _MOST_OF_A_DOT:
+        parts = (torch.split(each, _MOST_OF_A_DOT) for each in (first, second))
+        return torch.stack([dot(*part) for part in zip(*parts, strict=True)]).sum()
     product = torch.dot(first, second)
     return product if first.device.type == "mps" else product.double()
 

@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 _QUIET, _ARMED, _BACKWARD, _FINISHED = range(4)
 """Outside a micro-batch; in one, before its backward; within backward; the step's gradient is averaged."""
 _NUM_FIGURES = 4
-_CACHED = 2**16
-"""Elements of a piece of a gradient that stays in a core's cache beside P."""
+_CACHED, _MOST_AT_ONCE = 2**16, 2**28
+"""Elements of a piece of a gradient: on a CPU it stays in a core's cache beside P, and elsewhere the room
+that two pieces take for a moment is bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +86,10 @@ class GradientSync:
         self.module = model
         self._optimizers = tuple(optimizers)
         self._world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        if self._world_size > 1:
-            share_from_rank_0(model)
-        self._statistics = running_statistics(model) if self._world_size > 1 else []
         self._candidates = _parameters(model, self._optimizers)
+        if self._world_size > 1:
+            share_from_rank_0([*self._candidates, *model.buffers()])
+        self._statistics = running_statistics(model) if self._world_size > 1 else []
         self._params: list[Tensor] = []
         self._groups: list[list[int]] = []
         self._canary = 0
@@ -100,7 +101,7 @@ class GradientSync:
         if late is None:
             late = any(param.device.type == "cuda" for param in self._candidates)
         self._mailbox: Mailbox[Measured | None] = Mailbox(late=late)
-        self._scaled = grad_scaler is not None
+        self._scaled = grad_scaler is not None and _is_enabled(grad_scaler)
         self._said_broken = False
         self.scaler_stepped = False
         self._reduces = False
@@ -203,6 +204,8 @@ class GradientSync:
         measured = probe.measured(several=self._reduces)
         if self._finite is None:
             finite = self._mailbox.late or self._scaled or self._looks_finite()
+            if probe.wants_gradient and self._params[self._canary].grad is None:
+                self._find_canary()
             if finite and measured is not None:
                 count, weighted = probe.figures
                 probe.learn(measured, count, float(weighted), float(probe.mean_sqr))
@@ -270,10 +273,14 @@ class GradientSync:
             return True
         gradients = [param.grad for param in self._params if param.grad is not None]
         if canary is None:
-            used = [number for number, param in enumerate(self._params) if param.grad is not None]
-            self._canary = _canary(self._params, used) if used else self._canary
+            self._find_canary()
         dense = [part.coalesce().values() if part.is_sparse else part for part in gradients]
         return not dense or bool(all_finite(dense))
+
+    def _find_canary(self) -> None:
+        """Among the parameters that have a gradient, if any has one."""
+        used = [number for number, param in enumerate(self._params) if param.grad is not None]
+        self._canary = _canary(self._params, used) if used else self._canary
 
     def _gradient_ready(self, number: int, _: Tensor) -> None:
         phase = self._phase
@@ -354,7 +361,7 @@ def _groups(params: Sequence[Tensor]) -> list[list[int]]:
     """
     groups: list[list[int]] = []
     for kind in by_kind(params):
-        most = _CACHED if params[kind[0]].device.type == "cpu" else math.inf
+        most = _CACHED if params[kind[0]].device.type == "cpu" else _MOST_AT_ONCE
         size = 0
         for number in kind:
             size += params[number].numel()
@@ -366,8 +373,15 @@ def _groups(params: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _canary(params: Sequence[Tensor], numbers: Sequence[int]) -> int:
-    """The number of the smallest parameter of the first quarter, which are those nearest to the input."""
+    """The number of the smallest parameter of the first quarter, which are those nearest to the input; one
+    without elements tells nothing."""
+    numbers = [number for number in numbers if params[number].numel()] or numbers
     return min(numbers[: max(1, len(numbers) // 4)], key=lambda number: params[number].numel())
+
+
+def _is_enabled(grad_scaler: Any) -> bool:
+    """One that is not enabled unscales nothing and skips nothing."""
+    return bool(getattr(grad_scaler, "is_enabled", lambda: True)())
 
 
 def _parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pollux_agent.torch.flat import pack, views_of, wide
+from pollux_agent.torch.flat import dot, pack, views_of, wide
 from pollux_agent.torch.noise import NoiseSample, NoiseScale
 from pollux_agent.torch.precondition import Metric, Preconditioner, preconditioner, total
 
@@ -223,8 +223,8 @@ class NoiseProbe:
                 both = [used[each] and before.used[each] for each in group]
                 params = [self._params[each] for each in group]
                 first, second = (_kept(flat, params, both) for flat in (first, second))
-                lesser.append((torch.dot(first, first), torch.dot(second, second)))
-            products.append(torch.dot(first, second))
+                lesser.append((dot(first, first), dot(second, second)))
+            products.append(dot(first, second))
         first_sqr, second_sqr, product = before.sqr, _sum(squares) if now is None else now.sqr, _sum(products)
         sqr = second_sqr
         if not alike:
@@ -245,7 +245,7 @@ class NoiseProbe:
         if self._inverse_scale != 1.0:
             flat.mul_(self._inverse_scale)
         metric.weigh(number, flat)
-        return torch.dot(flat, flat)
+        return dot(flat, flat)
 
     def _new_flats(self) -> Sequence[Tensor]:
         """A flat tensor for each group, wide enough for squares."""
@@ -288,11 +288,10 @@ class NoiseProbe:
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor | float:
-    """A plain number on a CPU, where nobody waits for it and the arithmetic is quicker; else float64 if the
-    device has it."""
+    """A plain number on a CPU, where nobody waits for it and the arithmetic is quicker."""
     if all(part.device.type == "cpu" for part in parts):
         return sum(part.item() for part in parts)
-    return total([part if part.device.type == "mps" else part.double() for part in parts])
+    return total(parts)
 
 
 def _kept(flat: Tensor, params: Sequence[Tensor], kept: Sequence[bool]) -> Tensor:

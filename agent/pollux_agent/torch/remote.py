@@ -30,7 +30,7 @@ from pollux_agent.errors import CheckpointError, DocumentError
 from pollux_agent.torch.places import MANIFEST, STATE, Digesting, Place
 
 _CHUNK_BYTES = 4 << 20
-_PASSWORD = re.compile(r"(?<=://)[^/@]*@")
+_PASSWORD = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def open_remote(url: str, folder: str = "") -> Place:
@@ -92,11 +92,15 @@ class RemotePlace:
             self._fetched[1].seek(0)
             return self._fetched[1]
         self.forget()
-        with self._translated(), self._fs.open(self._path(name), "rb") as source:
-            copy = cast(BufferedIOBase, tempfile.TemporaryFile())  # noqa: SIM115 - closed by forget
-            self._fetched = (name, copy)
-            while chunk := source.read(_CHUNK_BYTES):
-                copy.write(chunk)
+        copy = cast(BufferedIOBase, tempfile.TemporaryFile())  # noqa: SIM115 - closed by forget
+        try:
+            with self._translated(), self._fs.open(self._path(name), "rb") as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    copy.write(chunk)
+        except BaseException:
+            copy.close()
+            raise
+        self._fetched = (name, copy)
         copy.seek(0)
         return copy
 

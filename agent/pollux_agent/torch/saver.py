@@ -66,6 +66,7 @@ class Saver:
         objects are not those that were saved.
         """
         if self._store is None:
+            self._diverge(0)
             return False
         name = ""
         if self._world.rank == 0:

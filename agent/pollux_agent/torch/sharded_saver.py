@@ -12,9 +12,11 @@ Shards are written first and the checkpoint last, so one that is there is whole.
 import hashlib
 import logging
 import pickle
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from pollux_agent.torch.saver import Saver
 logger = logging.getLogger(__name__)
 
 _SHARDS, _REST = "shards", "optimizers"
+_FOLDER = re.compile(rf"{_SHARDS}-(\d+)-\d+")
 
 
 class ShardedSaver(Saver):
@@ -78,7 +81,7 @@ class ShardedSaver(Saver):
 
     def _newest(self, store: CheckpointStore) -> str | None:
         """The newest checkpoint that is whole, shards and all."""
-        return next((name for name in store.names() if _whole(store, name)), None)
+        return store.newest(partial(_shards_problem, store))
 
     def _trained_state(self) -> dict[str, Any]:
         return self._own
@@ -157,21 +160,28 @@ class _Unpickler(pickle.Unpickler):
 
 def _is_saved(store: CheckpointStore, step: int) -> bool:
     with suppress(OSError):
-        return any(name.endswith(f"-{step:010d}") for name in store.names())
+        return any(name.endswith(f"-{step:010d}") and name not in store.skipped for name in store.names())
     return False
 
 
-def _whole(store: CheckpointStore, name: str) -> bool:
-    """Whether the checkpoint and all of its shards are as they were written; else a warning says why."""
-    problem = store.verify(name)
-    if problem is None:
-        shards = store.load(name).get(_SHARDS, {"folder": "", "files": {}})
-        files = {f"{shards['folder']}/{file}": digest for file, digest in shards["files"].items()}
-        bad = [file for file, digest in files.items() if _sha256(store.place, file) != digest]
-        problem = f"{bad[0]} is damaged or missing" if bad else None
-    if problem is not None:
-        logger.warning("skipping checkpoint %s in %s: %s", name, store.place, problem)
-    return problem is None
+def _shards_problem(store: CheckpointStore, name: str) -> str | None:
+    """What is wrong with the shards of a checkpoint, None if they are as they were written.
+
+    Raises OSError where that cannot be told.
+    """
+    shards = store.load(name).get(_SHARDS)
+    if shards is None:
+        return None
+    if not shards["files"]:
+        return "it names no shards"
+    for file, digest in shards["files"].items():
+        try:
+            found = _sha256(store.place, f"{shards['folder']}/{file}")
+        except (FileNotFoundError, IsADirectoryError):
+            return f"{file} of {shards['folder']} is missing"
+        if found != digest:
+            return f"{file} of {shards['folder']} is damaged"
+    return None
 
 
 def _split(state: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,9 +208,15 @@ def _gather_digests(place: Place, folder: str, problem: str) -> dict[str, str]:
     Raises CheckpointError on all ranks if one of them could not write.
     """
     rank = dist.get_rank()
-    there = place.listing(folder) if not problem else []
-    own = [name for name in there if name.startswith(f"__{rank}_") or (name == ".metadata" and rank == 0)]
-    mine = {name: _sha256(place, f"{folder}/{name}") for name in own}
+    mine: dict[str, str] = {}
+    try:
+        for name in place.listing(folder) if not problem else ():
+            if name.startswith(f"__{rank}_") or (name == ".metadata" and rank == 0):
+                mine[name] = _sha256(place, f"{folder}/{name}")
+        if rank == 0 and not problem and ".metadata" not in mine:
+            problem = "what was written is not there"
+    except OSError as error:
+        problem = f"what was written cannot be read: {error}"
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (problem, mine))
     for said, _ in every:
@@ -210,18 +226,18 @@ def _gather_digests(place: Place, folder: str, problem: str) -> dict[str, str]:
 
 
 def _drop_unused(store: CheckpointStore) -> None:
-    """Remove the shards of checkpoints that are gone, and of saves that never ended."""
+    """Remove the shards of checkpoints that are gone, and of saves that never ended; not those of a newer
+    incarnation, which may be writing them."""
     kept = {name.replace("checkpoint", _SHARDS, 1) for name in store.names()}
     for name in store.place.listing():
-        if name.startswith(f"{_SHARDS}-") and name not in kept:
+        written = _FOLDER.fullmatch(name)
+        if written and int(written[1]) <= store.incarnation and name not in kept:
             store.place.remove(name)
 
 
 def _sha256(place: Place, name: str) -> str:
-    """Empty where the file cannot be read."""
+    """Raises OSError where the file cannot be read."""
     try:
         return hashlib.file_digest(place.fetch(name), "sha256").hexdigest()
-    except OSError:
-        return ""
     finally:
         place.forget()

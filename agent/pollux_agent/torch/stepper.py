@@ -127,10 +127,17 @@ class Stepper:
                 else:
                     with scaled_lr(optimizer, factor):
                         original()
-                self._updated = True
+                self._updated = not _found_inf(optimizer)
             return loss
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _found_inf(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer has left out its update: a GradScaler calls it in any case, and tells it then
+    what it found."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def check_steps(optimizers: Sequence[Optimizer]) -> None:

@@ -31,6 +31,10 @@ _COMPLETE = 1 - 1e-9
 """Share of the target at which it counts as reached: progress is a sum of rounded fractions."""
 
 
+_SAVING_SHARE = 0.1
+"""Checkpoints take no more of the time than about this, however large they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What a training works with."""
@@ -75,7 +79,7 @@ class Training:
         self._stall = Stall(parts.trained, standing=self.standing, speaks=parts.world.rank == 0)
         self._stepper, self._pace, self._tells = parts.stepper, parts.pace, parts.telemetry.step
         self._waits_for = parts.world.device if parts.world.device.type == "cuda" else None
-        self._lr_factor = 1.0
+        self._lr_factor, self._save_s = 1.0, 0.0
         self._initial_batch_size = parts.config.limits.initial_batch_size
         self._adaptive = parts.config.adaptive
         self.after_step: list[Callable[[], None]] = []
@@ -138,13 +142,13 @@ class Training:
         self._within = False
         if step.skipped or self._history.idle_steps:
             self._stall.count(step)
+        for call in self.after_step:  # before a stop saves: what they do belongs to the step
+            call()
         if step.stop:
             over = self.finished or self._parts.trained.sampler.ended
             self._stop_at_close = over and not self._parts.saver.collective
             if not self._stop_at_close:
                 self.stop()
-        for call in self.after_step:
-            call()
         self._boundary()
         self._timer.start()
         return not self.finished
@@ -241,6 +245,7 @@ class Training:
         """Write a checkpoint; where the disk refuses, training goes on with the earlier ones."""
         saver, journal, busy = self._parts.saver, self._parts.journal, self._busy
         self._busy = True
+        began_s = time.monotonic()
         try:
             if saver.save():
                 journal.event("checkpoint", batch_size=self.plan.batch_size)
@@ -249,6 +254,7 @@ class Training:
             journal.unsaved(str(error), standing_step=saver.saved_step)
         finally:
             self._busy = busy
+            self._save_s = time.monotonic() - began_s
 
     def _count(self, step: FinishedStep) -> None:
         history, samples = self._history, step.samples
@@ -304,7 +310,8 @@ class Training:
             self._tune()
         now = time.monotonic()
         saver, world = self._parts.saver, self._parts.world
-        due = int(now - saver.saved_s >= self._parts.checkpoint_interval_s)
+        interval_s = max(self._parts.checkpoint_interval_s, self._save_s / _SAVING_SHARE)
+        due = int(now - saver.saved_s >= interval_s)
         if saver.collective:
             (due,) = world.broadcast((due,))
         if due and (saver.collective or world.rank == 0):

@@ -96,16 +96,22 @@ def a_report(sequence: int) -> Report:
     )
 
 
+REFUSALS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "REQUEST_LIMIT_EXCEEDED"}
+
+
 @contextmanager
-def refusing_first(upstream: str, *, times: int) -> Iterator[tuple[str, list[int]]]:
-    """A proxy that answers the first ``times`` writes with 429 and passes everything else on."""
+def refusing_first(
+    upstream: str, *, times: int, refusal: int = 429, after: int = 0
+) -> Iterator[tuple[str, list[int]]]:
+    """A proxy that passes ``after`` writes, answers the next ``times`` with ``refusal``, then passes all."""
     statuses: list[int] = []
 
     class Handler(BaseHTTPRequestHandler):
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.path.endswith("log-batch") and statuses.count(429) < times:
-                status, content = 429, json.dumps({"error_code": "REQUEST_LIMIT_EXCEEDED"}).encode()
+            refuses = len(statuses) >= after and statuses.count(refusal) < times
+            if self.path.endswith("log-batch") and refuses:
+                status, content = refusal, json.dumps({"error_code": REFUSALS[refusal]}).encode()
             else:
                 answer = httpx.request(
                     self.command,
@@ -147,6 +153,22 @@ def test_a_server_that_is_too_busy_is_asked_again(server: Server, run_on_server:
     assert statuses.count(429) == 2
     points = MlflowClient(server.url).get_metric_history(run_on_server, "loss")
     assert sorted(point.step for point in points) == list(range(20))
+
+
+@pytest.mark.parametrize("refusal", [401, 403])
+def test_rights_that_are_lost_for_a_while_cost_no_figure(
+    server: Server, run_on_server: str, refusal: int
+) -> None:
+    with refusing_first(server.url, times=5, refusal=refusal, after=1) as (url, statuses):
+        reporter = MlflowReporter(url, run_on_server, 1, flush_interval_s=0.05)
+        for step in range(20):
+            reporter.metrics({"loss": float(step), "accuracy": step / 20}, step)
+            time.sleep(0.02)
+        assert reporter.close(60)
+    assert statuses.count(refusal) == 5
+    for name in ("loss", "accuracy"):
+        points = MlflowClient(server.url).get_metric_history(run_on_server, name)
+        assert sorted(point.step for point in points) == list(range(20))
 
 
 def test_what_is_reported_while_the_server_is_away_arrives_in_order_once_it_is_back(

@@ -1,11 +1,17 @@
 """Checkpoints behind a URL keep what those in a folder keep: whole or absent, two of them, fenced."""
 
+import errno
+import io
 import logging
 import os
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -18,7 +24,7 @@ from torch import nn
 
 from pollux_agent.errors import CheckpointError, DocumentError, FencedError
 from pollux_agent.protocol import JobSpec
-from pollux_agent.torch import ElasticJob
+from pollux_agent.torch import ElasticJob, checkpoint
 from pollux_agent.torch.checkpoint import CheckpointStore
 from pollux_agent.torch.places import Digesting, LocalPlace, open_place
 
@@ -277,3 +283,64 @@ def job_spec(**spec: str) -> JobSpec:
     return JobSpec(
         name="line", script="x.py", initial_batch_size=4, max_local_batch_size=4, max_gpus=1, **spec
     )
+
+
+@pytest.mark.parametrize("tries", [1, 2, 99], ids=["once", "twice", "for good"])
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_a_damaged_one(
+    url: str, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scratch folder is full, or the network gone: to begin anew would drop what is whole."""
+    saving = store(url)
+    for step in (1, 2):
+        saving.save({"step": step}, step=step)
+    monkeypatch.setattr(checkpoint, "_PAUSES_S", (0.01, 0.01))
+    again, failed = store(url, 2), []
+    fetch = again.place.fetch
+
+    def refuse(name: str) -> BufferedIOBase:
+        if len(failed) < tries:
+            failed.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device", "/tmp")
+        return fetch(name)
+
+    monkeypatch.setattr(again.place, "fetch", refuse)
+    if tries == 99:
+        with pytest.raises(CheckpointError, match=r"0000000002 in .* cannot be read.*No space left"):
+            again.newest()
+    else:
+        newest = again.newest()
+        assert newest is not None and again.load(newest)["step"] == 2
+    assert len(again.names()) == 2
+
+
+def test_a_copy_that_was_cut_off_is_not_read_as_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = open_place("memory://cut-off/checkpoints")
+    saving = CheckpointStore(place)
+    saving.claim(1)
+    name = saving.save({"weights": torch.arange(1000)}, step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", _Full)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            saving.load(name)
+    assert torch.equal(saving.load(name)["weights"], torch.arange(1000))
+    fsspec.filesystem("memory").rm("/cut-off", recursive=True)
+
+
+class _Full(io.BytesIO):
+    def write(self, data: Any) -> int:
+        super().write(bytes(data)[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("password", ["secret", "p@ss", "a@b@c"])
+def test_no_part_of_a_password_is_shown(password: str) -> None:
+    assert open_place_shown(f"ftp://me:{password}@127.0.0.1:1/folder") == "ftp://127.0.0.1:1/folder"
+
+
+def open_place_shown(url: str) -> str:
+    """How a URL whose server does not answer is named."""
+    with pytest.raises(CheckpointError) as refused:
+        CheckpointStore(url).claim(1)
+    found = re.search(r"ftp://\S+?(?=: )", str(refused.value))
+    assert found
+    return found[0]

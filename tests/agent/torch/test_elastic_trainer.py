@@ -256,12 +256,49 @@ def test_steps_are_counted_at_m0_whatever_the_batch_size(tmp_path: Path) -> None
         {"gradient_accumulation_steps": 2, "batch_size": 3},
         {"dataloader_drop_last": True},
         {"train_sampling_strategy": "sequential"},
+        {"torch_compile": True},
+        {"include_num_input_tokens_seen": "all"},
     ],
-    ids=["a batch size that is searched by failing", "two words for M0", "no last batch", "an order"],
+    ids=lambda changes: next(iter(changes)),
 )
 def test_what_sizes_batches_in_its_own_way_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(DocumentError, match=f"ElasticTrainer|{next(iter(changes))} is "):
         elastic(tmp_path, **changes)
+
+
+def test_it_evaluates_on_start_if_asked_to(tmp_path: Path) -> None:
+    trainer = elastic(tmp_path, max_steps=2, eval_on_start=True, eval_dataset=Texts(8))
+    trainer.train()
+    first = next(row for row in trainer.state.log_history if "eval_loss" in row)
+    assert first["step"] == 0
+
+
+class NanAt(ElasticTrainer):
+    """The loss of the fourth batch is NaN, and its gradient 0."""
+
+    batches = 0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.batches += 1
+        loss = super().training_step(*args, **kwargs)
+        return loss * float("nan") if self.batches == 4 else loss
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_loss_that_is_not_finite_is_left_out_of_the_log_as_the_plain_trainer_does(
+    tmp_path: Path, filtered: bool
+) -> None:
+    trainer = NanAt(
+        tiny_model(),
+        args=arguments(tmp_path, logging_nan_inf_filter=filtered),
+        train_dataset=Texts(),
+        batch_size=8,
+        max_batch_size=8,
+    )
+    output = trainer.train()
+    assert (output.training_loss == output.training_loss) == filtered
+    losses = [row["loss"] for row in logged(trainer)]
+    assert all(0 < loss < 4 for loss in losses) == filtered
 
 
 class OwnLoader(ElasticTrainer):

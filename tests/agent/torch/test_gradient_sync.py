@@ -484,3 +484,54 @@ def test_sparse_gradients_are_averaged(split: Split) -> None:
     want = [1 / 3] * 6 + [0.0] * 4
     for got in ranks:
         assert got == pytest.approx(want, abs=1e-12)
+
+
+def unused_first(numel: int) -> nn.Module:
+    """A model whose smallest parameter, near the input, never gets a gradient."""
+    model = nn.Sequential()
+    model.register_parameter("unused", nn.Parameter(torch.empty(numel, dtype=torch.float64)))
+    model.extend(build_model().children())
+    return model
+
+
+@pytest.mark.parametrize("numel", [0, 1])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_parameter_that_never_gets_a_gradient_hides_no_noise(numel: int, late: bool, scaled: bool) -> None:
+    model = unused_first(numel)
+    assert next(iter(model.parameters())).numel() == numel
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0) if scaled else None
+    sync = GradientSync(model, [sgd(model)], sample_every=1, late=late, grad_scaler=scaler)
+    x, y = build_data(80)
+    for step in range(10):
+        sync.start_step(micro_batches=1, step_samples=8)
+        sync.start_micro_batch(num_samples=8, last=True)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[8 * step :][:8]), y[8 * step :][:8]).backward()
+        sync.finish_step()
+    assert sync.noise.count >= 6
+    assert sync.noise.noise_scale is not None
+
+
+def test_a_grad_scaler_that_is_off_guards_no_less_than_none() -> None:
+    model = build_model()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    sync = GradientSync(model, [sgd(model)], grad_scaler=scaler)
+    sync.start_step(micro_batches=1, step_samples=4)
+    sync.start_micro_batch(num_samples=4, last=True)
+    (float("nan") * model(build_data(4)[0]).sum()).backward()
+    assert sync.finish_step().skip
+
+
+def own_loss_weights() -> list[float]:
+    model = build_model()
+    torch.manual_seed(dist.get_rank())
+    centres = nn.Parameter(torch.randn(3, dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model.parameters(), centres], lr=0.1)
+    GradientSync(model, [optimizer])
+    return centres.tolist()
+
+
+def test_what_an_optimizer_alone_knows_begins_alike_on_all_ranks() -> None:
+    first, second = run_gang(2, own_loss_weights)
+    assert first == second

@@ -255,6 +255,58 @@ def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:
     assert len(train(resumed, optimizer, 2)) == 11 * 8
 
 
+class Calls:
+    """How often it was called, kept in checkpoints."""
+
+    count = 0
+
+    def add(self) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_what_is_called_after_each_step_misses_none_over_stops(tmp_path: Path) -> None:
+    for stop_at in (3, 4, 9):
+        calls = Calls()
+        job, optimizer = small_job(checkpoint_dir=tmp_path, stateful={"calls": calls})
+        assert calls.count == job.step
+        job.on_step(calls.add)
+        with pytest.raises(SystemExit):
+            for _ in job.epochs(2):
+                for inputs, targets, _ in job.loader:
+                    optimizer.zero_grad()
+                    F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+                    if job.step == stop_at:
+                        job.stop()
+                    optimizer.step()
+        assert calls.count == job.step == stop_at + 1
+
+
+def test_checkpoints_that_take_long_are_made_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 0.1 s, a save is due at every step, and a step takes a millisecond or so."""
+    save, saves = CheckpointStore.save, list[float]()
+
+    def slow(store: CheckpointStore, *args: Any, **options: Any) -> str:
+        saves.append(time.monotonic())
+        time.sleep(0.1)
+        return save(store, *args, **options)
+
+    monkeypatch.setattr(CheckpointStore, "save", slow)
+    monkeypatch.setattr("pollux_agent.torch.job._CHECKPOINT_INTERVAL_S", 0.0)
+    job, optimizer = small_job(checkpoint_dir=tmp_path)
+    job.on_step(lambda: time.sleep(0.05))
+    began_s = time.monotonic()
+    train(job, optimizer, 4)
+    assert 2 <= len(saves) <= 2 + (time.monotonic() - began_s) / 1.0
+
+
 def test_a_finished_job_goes_on_when_its_spec_has_more_epochs(tmp_path: Path) -> None:
     run = DriverRun(tmp_path)
     run.run(0)

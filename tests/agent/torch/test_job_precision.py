@@ -43,12 +43,12 @@ class Calls(torch.optim.lr_scheduler.LambdaLR):
         super().__init__(optimizer, lambda step: 0.5**step)
 
 
-def scaled_training(poisoned_step: int, *, clip: bool, local: int) -> dict[str, Any]:
+def scaled_training(poisoned_step: int, *, clip: bool, local: int, fused: bool = False) -> dict[str, Any]:
     """Train 8 steps with a GradScaler as torch's recipe has it; in one step the last rank's loss is inf."""
     from torch import distributed as dist
 
     model = two_layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused)
     scheduler = Calls(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     job = ElasticJob(
@@ -86,8 +86,9 @@ def scaled_training(poisoned_step: int, *, clip: bool, local: int) -> dict[str, 
 
 @RANKS
 @pytest.mark.parametrize("clip", [False, True], ids=["plain", "unscaled and clipped"])
-def test_a_step_that_the_grad_scaler_skips_is_none_on_any_rank(ranks: int, clip: bool) -> None:
-    (answers,) = each(ranks, skipping, (3, clip))
+@pytest.mark.parametrize("fused", [False, True], ids=["by itself", "in a fused optimizer"])
+def test_a_step_that_the_grad_scaler_skips_is_none_on_any_rank(ranks: int, clip: bool, fused: bool) -> None:
+    (answers,) = each(ranks, skipping, (3, clip, fused))
     assert all(answer == answers[0] for answer in answers)
     answer = answers[0]
     assert answer["scale"] == 512.0
@@ -98,8 +99,8 @@ def test_a_step_that_the_grad_scaler_skips_is_none_on_any_rank(ranks: int, clip:
     assert answer["seen"][-1][:3] == (7, 6.0, 0.5**6 * 0.1)
 
 
-def skipping(step: int, clip: bool) -> dict[str, Any]:
-    return scaled_training(step, clip=clip, local=8)
+def skipping(step: int, clip: bool, fused: bool) -> dict[str, Any]:
+    return scaled_training(step, clip=clip, local=8, fused=fused)
 
 
 def accumulating(clip: bool, local: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pollux_agent.errors import CheckpointError, DocumentError
 from pollux_agent.torch import ElasticJob, join
 from pollux_agent.torch.checkpoint import CheckpointStore
 from pollux_agent.torch.precondition import SETTLED_STEPS
-from pollux_agent.torch.sharded_saver import _SafeReader
+from pollux_agent.torch.sharded_saver import _drop_unused, _SafeReader, _shards_problem
 from pollux_agent.torch.world import join_world
 
 
@@ -207,3 +207,25 @@ def test_where_one_rank_finds_no_room_all_go_on_and_nothing_is_left(tmp_path: Pa
     for answer in run_gang(2, save_with_a_rank_that_cannot, tmp_path):
         assert [len(answer[step]) for step in ("1", "3", "5")] == [2, 2, 4]
         assert answer["3"] == answer["1"]
+
+
+def test_a_start_that_is_fenced_off_leaves_the_newer_ones_shards(tmp_path: Path) -> None:
+    older = CheckpointStore(tmp_path)
+    older.claim(3)
+    for name in ("shards-000002-0000000001", "shards-000003-0000000002", "shards-000004-0000000003"):
+        (tmp_path / name).mkdir()
+    _drop_unused(older)
+    assert [path.name for path in tmp_path.glob("shards-*")] == ["shards-000004-0000000003"]
+
+
+@pytest.mark.parametrize("left", ["none named", "one is missing", "one is a folder"])
+def test_a_checkpoint_whose_shards_are_not_all_there_is_not_whole(tmp_path: Path, left: str) -> None:
+    store, shards = CheckpointStore(tmp_path), tmp_path / "shards-000001-0000000001"
+    store.claim(1)
+    shards.mkdir()
+    files = {} if left == "none named" else {"__0_0.distcp": ""}
+    if left == "one is a folder":
+        (shards / "__0_0.distcp").mkdir()
+    store.save({"shards": {"folder": shards.name, "files": files}}, step=1)
+    (name,) = store.names()
+    assert _shards_problem(store, name)
