@@ -21,23 +21,31 @@ DRIVER = {"metadata": {"name": "job", "namespace": "team", "uid": "u-1", "labels
 
 
 class Kubelet(FakeKube):
-    """Pods fail as soon as they are started. Their output can be had once they ended, unless refused."""
+    """Pods fail as soon as they are started. Their output can be had once they ended, unless refused.
 
-    def __init__(self, *, refuses: int = 0, message: str = "") -> None:
+    ``mesh``: something puts a container of its own before theirs, which runs on.
+    """
+
+    def __init__(self, *, refuses: int = 0, message: str = "", mesh: bool = False) -> None:
         super().__init__()
-        self.refuses, self.message = refuses, message
+        self.refuses, self.message, self.mesh = refuses, message, mesh
 
     def run_pods(self) -> None:
         for path, pod in self.objects.items():
             if "/pods/" in path and "status" not in pod:
                 end = {"exitCode": 2, "reason": "Error", "message": self.message}
                 statuses = [{"name": "base", "state": {"terminated": end}}]
-                pod["status"] = {"phase": "Failed", "containerStatuses": statuses}
+                if self.mesh:
+                    statuses.insert(0, {"name": "mesh", "state": {"running": {}}})
+                phase = "Running" if self.mesh else "Failed"
+                pod["status"] = {"phase": phase, "containerStatuses": statuses}
 
     def stream(self, path: str, *, read_s: float, **query: Any) -> urllib3.BaseHTTPResponse:
         pod = self.objects.get(path.removesuffix("/log"), {})
         if self.refuses:
             raise KubeError(f"GET {path}: refused", self.refuses)
+        if self.mesh and query.get("container") != "base":
+            raise KubeError(f"GET {path}: a container name must be specified", 400, "BadRequest")
         if "status" not in pod:
             raise KubeError(f"GET {path}: container base is waiting to start", 400, "BadRequest")
         printed = f"2026-01-01T00:00:00.000000001Z {CAUSE}\n".encode()
@@ -97,6 +105,7 @@ def folder(tmp_path: Path) -> JobFolder:
     "kubelet",
     [
         pytest.param(Kubelet(), id="its output comes a moment later"),
+        pytest.param(Kubelet(mesh=True), id="another container runs on"),
         pytest.param(Kubelet(refuses=404, message=CAUSE), id="its output is gone, its last words are kept"),
         pytest.param(Kubelet(refuses=500, message=CAUSE), id="its node does not answer"),
     ],

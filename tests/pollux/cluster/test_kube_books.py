@@ -67,10 +67,11 @@ def gpus(found: Books) -> dict[str, int]:
     return {item.name: item.gpus for item in found.nodes}
 
 
-def quota(hard: int, used: int, namespace: str = "team") -> dict[str, Any]:
+def quota(hard: int, used: int, namespace: str = "team", **spec: Any) -> dict[str, Any]:
     name = f"requests.{GPU}"
     return {
         "metadata": {"name": "q", "namespace": namespace},
+        "spec": spec,
         "status": {"hard": {name: str(hard)}, "used": {name: str(used)}},
     }
 
@@ -174,6 +175,13 @@ def test_nodes_are_lost_some_time_after_they_fell_silent_or_once_they_are_delete
             [quota(4, 2)], [worker("job", 2, "b")], {"a": 2, "b": 2}, id="what jobs hold stays theirs"
         ),
         pytest.param([quota(1, 2)], [worker("job", 2, "b")], {"a": 0, "b": 1}, id="a quota that was lowered"),
+        pytest.param(
+            [quota(6, 0), quota(2, 2, scopeSelector={"matchExpressions": [{"scopeName": "PriorityClass"}]})],
+            [],
+            {"a": 4, "b": 2},
+            id="one for a priority class is not one for all",
+        ),
+        pytest.param([quota(2, 2, scopes=["BestEffort"])], [], {"a": 4, "b": 4}, id="nor is a scoped one"),
         pytest.param([quota(1, 0, "else")], [], {"a": 4, "b": 4}, id="another namespace's is none of ours"),
     ],
 )

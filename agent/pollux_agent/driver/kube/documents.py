@@ -39,6 +39,9 @@ STATE = f"{PREFIX}state"
 SETTINGS = f"{PREFIX}settings"
 WORKER = f"{PREFIX}worker"
 
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""The one of a pod that ``kubectl logs`` shows."""
+
 DRIVER_ROLE = "driver"
 WORKER_ROLE = "worker"
 JOB_DIR = "/pollux/job"
@@ -97,6 +100,14 @@ def annotations(pod: Mapping[str, Any]) -> Mapping[str, str]:
 
 def labels(pod: Mapping[str, Any]) -> Mapping[str, str]:
     return pod.get("metadata", {}).get("labels") or {}
+
+
+def has_ended(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether a container of a pod that restarts none has ended; another one may run on beside it."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(
+        each.get("name") == container and (each.get("state") or {}).get("terminated") for each in statuses
+    )
 
 
 def is_terminal(pod: Mapping[str, Any]) -> bool:

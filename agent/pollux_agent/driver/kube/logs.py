@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 64 * 1024 * 1024
 _MAX_LINE_BYTES = 64 * 1024
-_RETRY_S = 0.5
+_RETRY_S, _MOST_S = 0.5, 15.0
 _READ_S = 3_600.0
 _OUT = threading.Lock()
 
@@ -21,13 +21,17 @@ _OUT = threading.Lock()
 class LogFollower:
     """Copies one pod's output until the pod is gone, or ended and read to its end. Lines come once each."""
 
-    def __init__(self, api: KubeApi, namespace: str, pod: str, path: Path, mark: str) -> None:
-        self._api = api
+    def __init__(
+        self, api: KubeApi, namespace: str, pod: str, path: Path, mark: str, *, container: str = ""
+    ) -> None:
+        self._api, self._container = api, container
         self._pod_path = pod_path(namespace, pod)
         self._path = path
         self._mark = mark
         self._last = ""
         self._written = 0
+        self._pause_s = _RETRY_S
+        self._refused = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log {pod}", daemon=True)
 
@@ -64,11 +68,17 @@ class LogFollower:
                 logger.info("The log of %s was cut: %s", self._pod_path, error)
             if ended:
                 return
-            self._closed.wait(_RETRY_S)
+            self._closed.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _MOST_S)
 
     def _copy(self) -> None:
         """What was printed since the last line; follows until the container ends."""
-        query = {"timestamps": "true", "follow": "true", "sinceTime": self._last}
+        query = {
+            "timestamps": "true",
+            "follow": "true",
+            "sinceTime": self._last,
+            "container": self._container,
+        }
         answer = self._api.stream(f"{self._pod_path}/log", read_s=_READ_S, **query)
         rest = b""
         try:
@@ -90,7 +100,7 @@ class LogFollower:
         when = stamp.decode(errors="replace")
         if when <= self._last or not when[:1].isdigit():  # the kubelet's own complaints carry no time
             return
-        self._last = when
+        self._last, self._pause_s = when, _RETRY_S
         self._write(text[:_MAX_LINE_BYTES])
 
     def _write(self, text: bytes) -> None:
@@ -99,8 +109,16 @@ class LogFollower:
         self._written += len(text) + 1
         if self._written > MAX_LOG_BYTES:
             text = b"[pollux] this log is full; what the workers print from here on is dropped"
-        with self._path.open("ab") as file:
-            file.write(text + b"\n")
+        try:
+            with self._path.open("ab") as file:
+                file.write(text + b"\n")
+            self._refused = False
+        except (
+            OSError
+        ) as error:  # the job's folder is full or away: what the workers print goes on to our output
+            if not self._refused:
+                logger.warning("%s is not written for now: %s", self._path, error)
+            self._refused = True
         with _OUT:
             sys.stdout.write(f"[{self._mark}] {text.decode(errors='replace')}\n")
             sys.stdout.flush()

@@ -12,6 +12,7 @@ from pollux_agent.driver.kube.documents import (
     JOB,
     ROLE,
     WORKER_ROLE,
+    has_ended,
     is_terminal,
     labels,
     node_and_resource,
@@ -45,10 +46,11 @@ _START_S = 10.0
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker pod, from its creation on."""
+    """One worker pod, from its creation on; ``main`` is the container that trains."""
 
     name: str
     uid: str
+    main: str
     created_s: float
     log: LogFollower
     noted: bool = False
@@ -225,7 +227,8 @@ class KubeWorkers:
         name = gang.pod_name(rank)
         created_s = time.monotonic()
         try:
-            pod = self.api.create(pod_path(self.namespace), worker_pod(gang, rank, address))
+            wanted = worker_pod(gang, rank, address)
+            pod = self.api.create(pod_path(self.namespace), wanted)
         except DocumentError as error:
             self._refusal = Trouble(str(error), fatal=True)
         except KubeError as error:
@@ -244,9 +247,10 @@ class KubeWorkers:
                 name,
                 self.folder.log(gang.start.incarnation, key),
                 f"{gang.start.incarnation}/{key}",
+                container=(main := str(wanted["spec"]["containers"][0].get("name", ""))),
             )
             log.start()
-            self._workers[rank] = _Worker(name, pod["metadata"]["uid"], created_s, log)
+            self._workers[rank] = _Worker(name, pod["metadata"]["uid"], main, created_s, log)
 
     def _make_way(self, name: str) -> None:
         """A pod of that name is there. One of ours, from a create whose answer was lost or from a driver
@@ -277,7 +281,7 @@ class KubeWorkers:
         pod = self.cache.pods().get(worker.name)
         if pod is None or pod["metadata"]["uid"] != worker.uid:
             return not self.cache.is_gone(worker.name, worker.uid, worker.created_s)
-        return not is_terminal(pod)
+        return not (is_terminal(pod) or has_ended(pod, worker.main))
 
     def _end(self, grace_s: float) -> None:
         self._ending = True

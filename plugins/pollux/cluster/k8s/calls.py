@@ -22,6 +22,8 @@ def translated(what: str, *, job_id: str = "", writes: bool = False) -> Iterator
 
 def _as_cluster_error(error: KubeError, what: str, job_id: str, writes: bool) -> ClusterError:
     text = f"{what}: {error}"
+    if error.status == 500 and writes and job_id:  # such as a webhook of the job's namespace that is down
+        return Refused(text)
     if error.unavailable or (error.status == 403 and "exceeded quota" in str(error)):
         return ClusterUnavailable(text)
     if error.status == 404 and job_id:

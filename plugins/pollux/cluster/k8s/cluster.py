@@ -324,8 +324,8 @@ class KubeCluster:
     def _tell_lost(self) -> None:
         """Under the lease: drivers hear of the nodes of their workers that count as lost by now.
 
-        At their last decision such a node may have been silent for a moment only. A failure costs that job
-        alone.
+        At their last decision such a node may have been silent for a moment only; and one that is back is
+        none any more. A failure costs that job alone.
         """
         if self._view is None or not self._leased:
             return
@@ -333,9 +333,10 @@ class KubeCluster:
             pod = self._drivers[job.job_id]
             told: frozenset[str] = or_else(notes.lost_of, doc.annotations(pod), frozenset())
             lost = {key.partition(":")[0] for key in job.status.held} & self._lost
-            if lost <= told:
+            lost |= told & self._lost
+            if lost == told:
                 continue
-            meta = {"annotations": {doc.LOST: json.dumps(sorted(lost | told))}}
+            meta = {"annotations": {doc.LOST: json.dumps(sorted(lost))}}
             try:
                 self.api.patch(_path(pod), {"metadata": meta})
             except KubeError as error:

@@ -89,6 +89,7 @@ def driver_pod(
             "annotations": {
                 **(meta.get("annotations") or {}),
                 **notes,
+                doc.DEFAULT_CONTAINER: container_name,
                 doc.WORKER: worker_template(user_pod, job_id, settings, container_name),
             },
         },

@@ -246,11 +246,16 @@ def _tolerated(taint: Json, tolerations: Iterable[Json]) -> bool:
 def _quota(
     resource: str, quotas: Iterable[Json], pods: Iterable[Json], jobs: Mapping[str, str]
 ) -> int | None:
-    """GPUs that all jobs together may have by the quotas of their namespaces; None: as many as there are."""
+    """GPUs that all jobs together may have by the quotas of their namespaces; None: as many as there are.
+
+    A quota for some pods alone (by priority class, say) is left to the API server.
+    """
     left: dict[str, int] = {}
     name = f"requests.{resource}"
     for quota in quotas:
-        status = quota.get("status") or {}
+        status, spec = quota.get("status") or {}, quota.get("spec") or {}
+        if spec.get("scopes") or spec.get("scopeSelector"):
+            continue
         if name in (status.get("hard") or {}):
             namespace = quota["metadata"]["namespace"]
             free = quantity(status["hard"][name]) - quantity((status.get("used") or {}).get(name))
