@@ -54,8 +54,8 @@ class Steps(Protocol):
         """A micro-batch is given to the loop."""
         ...
 
-    def end(self) -> bool:
-        """The loop is done with it; whether to go on."""
+    def end(self, *, left: bool = False) -> bool:
+        """The loop is done with it; whether to go on. ``left``: it is at its end, and hears of no error."""
         ...
 
     def abandon(self) -> None:
@@ -138,7 +138,7 @@ class _Loader:
         """
         if micro.last and self._steps.stepped:
             self._advance(micro, state)
-            self._steps.end()
+            self._steps.end(left=True)
         else:
             self._steps.abandon()
 

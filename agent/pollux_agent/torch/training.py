@@ -124,11 +124,12 @@ class Training:
         self.share = micro.num_samples / micro.step_samples
         self._stepper.begin(micro)
 
-    def end(self) -> bool:
+    def end(self, *, left: bool = False) -> bool:
         """Ends a micro-batch, and with the last one its step; False once there is nothing left to do.
 
         Raises SystemExit at the boundary at which all ranks agreed to stop. Behind the last step of a pass
-        it waits for :meth:`close`: what the script does there must find the variables of its loop.
+        it waits for :meth:`close`: what the script does there must find the variables of its loop. So it does
+        where the loop was ``left`` by a break: Python drops what is raised there.
         """
         step = self._stepper.end()
         if self._waits_for is not None:
@@ -146,7 +147,7 @@ class Training:
             call()
         if step.stop:
             over = self.finished or self._parts.trained.sampler.ended
-            self._stop_at_close = over and not self._parts.saver.collective
+            self._stop_at_close = left or (over and not self._parts.saver.collective)
             if not self._stop_at_close:
                 self.stop()
         self._boundary()

@@ -255,6 +255,27 @@ def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:
     assert len(train(resumed, optimizer, 2)) == 11 * 8
 
 
+@pytest.mark.parametrize("stop_at", [1, 4])
+def test_a_stop_at_the_step_at_which_a_pass_is_left_ends_the_process_too(
+    tmp_path: Path, stop_at: int
+) -> None:
+    job, optimizer = small_job(checkpoint_dir=tmp_path)
+    passes = 0
+    with pytest.raises(SystemExit) as end:
+        for _ in job.epochs(2):
+            passes += 1
+            for inputs, targets, _ in job.loader:
+                optimizer.zero_grad()
+                F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
+                if job.step == stop_at:
+                    job.stop()
+                optimizer.step()
+                if job.step == stop_at:
+                    break
+    assert (end.value.code, passes) == (143, 1)
+    assert CheckpointStore(tmp_path).names()[0].endswith(f"{stop_at + 1:010d}")
+
+
 class Calls:
     """How often it was called, kept in checkpoints."""
 
