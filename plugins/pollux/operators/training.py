@@ -151,7 +151,7 @@ class PolluxTrainingOperator(KubernetesPodOperator):
         if "lost" in event:
             lived = float(event.get("lived_s", 0.0)) >= kube.LONG_LIVED_S
             losses = 1 if lived else int(kwargs.get("losses", 0)) + 1
-            self._note_loss(event["lost"], losses)
+            self._note_loss(context, event["lost"], losses)
             return self._run(context, fresh=False, losses=losses)
         kwargs.pop("losses", None)
         job = from_plain(ClusterJob, event["job"])
@@ -204,19 +204,21 @@ class PolluxTrainingOperator(KubernetesPodOperator):
                     break
                 except DriverLost as error:
                     losses += 1
-                    self._note_loss(str(error), losses)
+                    self._note_loss(context, str(error), losses)
                     fresh = False
         finally:
             self._busy = False
         return self._conclude(context, job, fresh=fresh)
 
-    def _note_loss(self, why: str, losses: int) -> None:
+    def _note_loss(self, context: Any, why: str, losses: int) -> None:
         """Raises AirflowException where drivers are lost again and again, AirflowFailException at the task's
-        own deadline.
+        own deadline; what nobody comes back for is stopped first, workers and all.
         """
         if "DeadlineExceeded" in why:
+            self._give_up(context, even_with_retries=True)
             raise AirflowFailException(f"active_deadline_seconds is over: {why}")
         if losses > kube.MAX_LOSSES:
+            self._give_up(context)
             raise AirflowException(f"{losses} drivers in a row were lost soon after they began: {why}")
         self.log.warning("The job goes on from its checkpoint with a new driver: %s", why)
 

@@ -1,7 +1,7 @@
 """The driver's pod and the workers' template: ours is small and ours alone, theirs is as the user gave it."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -195,6 +195,11 @@ def test_the_driver_has_the_users_log_in_to_mlflow_and_no_other_variable_of_thei
 @pytest.mark.parametrize(
     ("finish", "phase", "stop", "left"),
     [
+        ("delete_pod", "running Failed", "", "ended"),
+        ("delete_pod", "waiting Succeeded", "", "ended"),
+        ("delete_pod", "done Succeeded", "", "done"),
+        ("delete_succeeded_pod", "running Failed", "", None),
+        ("keep_pod", "running Failed", "", None),
         ("delete_pod", "done", "", "done"),
         ("delete_pod", "failed", "", "failed"),
         ("delete_pod", "waiting", "failed", "ended"),
@@ -207,13 +212,19 @@ def test_the_driver_has_the_users_log_in_to_mlflow_and_no_other_variable_of_thei
     ],
 )
 def test_a_pod_is_left_by_a_job_that_is_over_unless_it_was_to_stay(
-    finish: str, phase: Phase, stop: str, left: str | None
+    finish: str, phase: str, stop: str, left: str | None
 ) -> None:
+    """``phase`` is the job's, and the pod's where the driver has ended."""
     pod = made()
+    phase, _, ended = phase.partition(" ")
+    pod["status"] = {"phase": ended or "Running"}
     pod["metadata"]["labels"] |= {doc.FINISH: finish}
     if not finish:
         del pod["metadata"]["labels"][doc.FINISH]
-    pod["metadata"]["annotations"] |= {doc.STATE: encode(DriverState(phase=phase)), doc.STOP: stop}
+    pod["metadata"]["annotations"] |= {
+        doc.STATE: encode(DriverState(phase=cast(Phase, phase))),
+        doc.STOP: stop,
+    }
     job = left_by(pod, 100.0)
     assert (job.status.phase if job else None) == left
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

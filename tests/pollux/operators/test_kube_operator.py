@@ -105,6 +105,7 @@ def test_drivers_lost_again_and_again_cost_a_retry_but_not_those_that_lived_long
 def test_the_tasks_own_deadline_fails_it_for_good(kube: LosingCluster, context: Context) -> None:
     with pytest.raises(AirflowFailException, match="active_deadline_seconds"):
         operator().execute_complete(context(), {"lost": "Failed, DeadlineExceeded"}, fresh=False)
+    assert kube.stops == ["failed"], "its workers would go on, and its run stay open"
 
 
 @pytest.mark.parametrize(

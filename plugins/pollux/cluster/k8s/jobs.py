@@ -143,7 +143,8 @@ def is_abandoned(pod: Json) -> bool:
 def left_by(pod: Json, now_unix_s: float) -> ClusterJob | None:
     """The job of a driver pod that does not run, if it is over and the pod was not to stay.
 
-    A job that was stopped before its driver ran, or after that was lost, is over too.
+    A job that was stopped before its driver ran, or after that was lost, is over too; and one whose driver
+    has ended before it, which goes on only if its task comes back for it.
     """
     finish = labels(pod).get(FINISH)
     if finish not in (_DELETE, _DELETE_IF_DONE) or pod["metadata"].get("deletionTimestamp"):
@@ -152,7 +153,7 @@ def left_by(pod: Json, now_unix_s: float) -> ClusterJob | None:
         job = job_of(pod, now_unix_s=now_unix_s)
     except DocumentError:
         return None
-    if job.status.stop is not None and job.status.phase not in FINAL_PHASES:
+    if (job.status.stop is not None or is_abandoned(pod)) and job.status.phase not in FINAL_PHASES:
         job = replace(job, status=replace(job.status, phase="ended", held={}))
     phase = job.status.phase
     goes = phase == "done" if finish == _DELETE_IF_DONE else phase in FINAL_PHASES
