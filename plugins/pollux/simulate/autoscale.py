@@ -107,11 +107,16 @@ def rent(
     """Train ``app`` to its end under the autoscaler ``policy``; ``progress`` gets the share that is done.
 
     It starts on one node and grows at most to twice as many as it has had, since nothing is known beyond;
-    its batch is tuned anew at every decision. Raises TraceError for an unknown policy or type of GPU, and
-    where the training does not end.
+    its batch is tuned anew at every decision. Raises TraceError for an unknown policy or type of GPU, for
+    hybrid-parallel applications, and where the training does not end.
     """
     if policy not in AUTOSCALERS:
         raise TraceError(f"--policy is {policy!r}; use {' or '.join(AUTOSCALERS)}")
+    if app.is_pipeline:
+        raise TraceError(
+            f"--application is {app.name!r}, whose replicas span several GPUs; the autoscalers know those of "
+            "one GPU alone"
+        )
     if settings.gpu_type not in app.times:
         raise TraceError(
             f"--gpu-type is {settings.gpu_type!r}; {app.name} was measured on {', '.join(app.times)}"

@@ -18,7 +18,8 @@ def summary(outcome: Outcome, cluster: ClusterSetup, *, interval_s: float = 60.0
     """One workload's entry in results.json: the same simulation gives the same figures.
 
     ``timeline`` holds a column for each figure, with a value for each round that had jobs. Jobs that never
-    finish are listed and marked, counted in ``unfinished``, and left out of the means and of ``ftf``.
+    finish are listed and marked, counted in ``unfinished``, and left out of times and of ``ftf``; restarts
+    and GPU hours are those of all.
     """
     jobs = outcome.jobs
     ended = [(job, job.completed_s) for job in jobs if job.completed_s is not None]

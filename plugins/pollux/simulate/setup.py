@@ -159,7 +159,8 @@ def without_effect(
     causes = {
         "--p": name not in HEED_FAIRNESS_P and f"policy {name} has no fairness knob",
         "--seed": name not in HEED_SEED and f"policy {name} draws nothing at random",
-        "--earlier-fits": name in BLIND and f"policy {name} decides without fits",
+        "--earlier-fits": (name in BLIND and f"policy {name} decides without fits")
+        or (name in FIXED_SIZE and f"under {name} no job measures more than its own size"),
         "--no-avoid-interference": name in ALWAYS_APART and apart,
         "--interference": (name in ALWAYS_APART and apart)
         or (policy.avoid_interference and "interference is avoided; --no-avoid-interference lets jobs meet"),

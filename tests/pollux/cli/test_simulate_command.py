@@ -146,6 +146,7 @@ def test_on_a_disk_that_is_full_in_the_end_the_figures_are_still_shown(
         (["--policy", "sia", "--no-avoid-interference"], "--no-avoid-interference changes nothing"),
         (["--policy", "sia", "--interference", "0.5"], "--interference changes nothing"),
         (["--policy", "pollux", "--interference", "0.5"], "--no-avoid-interference lets jobs meet"),
+        (["--policy", "themis", "--earlier-fits"], "--earlier-fits changes nothing: under themis"),
         (["--policy", "ours", "--seed", "3"], "--seed changes nothing: policy ours draws nothing"),
         (["--policy", "tiresias", "--earlier-fits"], "--earlier-fits changes nothing"),
         (["--policy", "fifo", "--cluster", "small"], "change nothing beside --cluster small"),
