@@ -1,4 +1,4 @@
-"""A fit that passes for measured, for tests of what is handed on."""
+"""A fit that passes for measured, for tests of what is computed from one and of what is handed on."""
 
 from pollux_agent.model.throughput import ThroughputParams
 

@@ -162,6 +162,8 @@ def _round(options: Options, gain: Floats, use: Ints, must: Bools) -> Choice:
 def _undecided(options: Options, relaxed: Relaxed, count: int) -> Bools:
     """Which jobs (J) the relaxation leaves open, and of the settled ones ``count`` that hold least."""
     jobs = len(options.fair)
+    if count >= jobs:
+        return np.ones(jobs, dtype=np.bool_)
     settled = relaxed.value > 1 - _INTEGRAL
     taken = np.full(jobs, -1)
     taken[options.job[settled]] = np.flatnonzero(settled)
@@ -169,8 +171,7 @@ def _undecided(options: Options, relaxed: Relaxed, count: int) -> Bools:
     rest = np.setdiff1d(np.arange(jobs), fractional)
     held = np.where(taken[rest] >= 0, options.gpus[taken[rest]], 0)
     others = rest[np.argsort(held, kind="stable")]
-    waiting = others[np.sort(held, kind="stable") == 0]
-    waiting = waiting[: count // 2] if count < jobs else waiting
+    waiting = others[np.sort(held, kind="stable") == 0][: count // 2]
     running = others[np.sort(held, kind="stable") > 0][: count - len(waiting)]
     undecided = np.zeros(jobs, dtype=np.bool_)
     undecided[np.concatenate([fractional, waiting, running])] = True

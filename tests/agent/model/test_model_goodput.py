@@ -5,21 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fitted import FIT as PARAMS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pollux_agent.model.goodput import BatchLimits, GoodputModel, best_of_jobs
 from pollux_agent.model.throughput import ThroughputParams
 
-PARAMS = ThroughputParams(
-    alpha_grad=0.05,
-    beta_grad=0.001,
-    alpha_sync_local=0.02,
-    beta_sync_local=0.001,
-    alpha_sync_node=0.1,
-    beta_sync_node=0.002,
-    gamma=1.5,
-)
 LIMITS = BatchLimits(initial_batch_size=128, max_batch_size=4096, max_local_batch_size=256)
 
 REPLICAS = (1, 2, 3, 7, 16)

@@ -238,17 +238,31 @@ def test_a_stop_where_nothing_is_kept_says_so(caplog: pytest.LogCaptureFixture) 
     assert "stopped as asked at step 1, which is not saved: there is no checkpoint" in caplog.text
 
 
-def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:
-    job, optimizer = small_job(checkpoint_dir=tmp_path)
+def stopped_training(
+    job: ElasticJob, optimizer: torch.optim.Optimizer, stop_at: int, *, leaves: bool = False
+) -> tuple[object, int]:
+    """Ask to stop within the step behind ``stop_at`` others, and perhaps leave the pass at its end; the exit
+    status, and how many passes were begun.
+    """
+    passes = 0
     with pytest.raises(SystemExit) as end:
         for _ in job.epochs(2):
+            passes += 1
             for inputs, targets, _ in job.loader:
                 optimizer.zero_grad()
                 F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
-                if job.step == 4:
+                stops = job.step == stop_at
+                if stops:
                     job.stop()
                 optimizer.step()
-    assert end.value.code == 143
+                if stops and leaves:
+                    break
+    return end.value.code, passes
+
+
+def test_a_script_can_ask_to_stop_and_keep_its_work(tmp_path: Path) -> None:
+    job, optimizer = small_job(checkpoint_dir=tmp_path)
+    assert stopped_training(job, optimizer, 4) == (143, 1)
     assert CheckpointStore(tmp_path).names()[0].endswith("0000000005")
     resumed, optimizer = small_job(checkpoint_dir=tmp_path)
     assert resumed.step == 5
@@ -260,19 +274,7 @@ def test_a_stop_at_the_step_at_which_a_pass_is_left_ends_the_process_too(
     tmp_path: Path, stop_at: int
 ) -> None:
     job, optimizer = small_job(checkpoint_dir=tmp_path)
-    passes = 0
-    with pytest.raises(SystemExit) as end:
-        for _ in job.epochs(2):
-            passes += 1
-            for inputs, targets, _ in job.loader:
-                optimizer.zero_grad()
-                F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
-                if job.step == stop_at:
-                    job.stop()
-                optimizer.step()
-                if job.step == stop_at:
-                    break
-    assert (end.value.code, passes) == (143, 1)
+    assert stopped_training(job, optimizer, stop_at, leaves=True) == (143, 1)
     assert CheckpointStore(tmp_path).names()[0].endswith(f"{stop_at + 1:010d}")
 
 
@@ -297,14 +299,7 @@ def test_what_is_called_after_each_step_misses_none_over_stops(tmp_path: Path) -
         job, optimizer = small_job(checkpoint_dir=tmp_path, stateful={"calls": calls})
         assert calls.count == job.step
         job.on_step(calls.add)
-        with pytest.raises(SystemExit):
-            for _ in job.epochs(2):
-                for inputs, targets, _ in job.loader:
-                    optimizer.zero_grad()
-                    F.mse_loss(job.model(inputs).squeeze(1), targets).backward()
-                    if job.step == stop_at:
-                        job.stop()
-                    optimizer.step()
+        stopped_training(job, optimizer, stop_at)
         assert calls.count == job.step == stop_at + 1
 
 

@@ -115,7 +115,7 @@ class LogFollower:
             self._refused = False
         except (
             OSError
-        ) as error:  # the job's folder is full or away: what the workers print goes on to our output
+        ) as error:  # the folder is full or away, and what the workers print goes on to our output
             if not self._refused:
                 logger.warning("%s is not written for now: %s", self._path, error)
             self._refused = True

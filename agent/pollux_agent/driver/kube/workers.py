@@ -240,14 +240,14 @@ class KubeWorkers:
             else:
                 self._refusal = Trouble(f"{name} is refused: {error}", fatal=error.status in (400, 422))
         else:
-            key = gang.keys[rank]
+            key, main = gang.keys[rank], str(wanted["spec"]["containers"][0].get("name", ""))
             log = LogFollower(
                 self.api,
                 self.namespace,
                 name,
                 self.folder.log(gang.start.incarnation, key),
                 f"{gang.start.incarnation}/{key}",
-                container=(main := str(wanted["spec"]["containers"][0].get("name", ""))),
+                container=main,
             )
             log.start()
             self._workers[rank] = _Worker(name, pod["metadata"]["uid"], main, created_s, log)
